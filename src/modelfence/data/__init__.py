@@ -1,0 +1,1 @@
+"""Domains: catalog, loading, image spec, splits."""

@@ -1,0 +1,50 @@
+"""What modelfence raises, and the one-line texts that name a near miss.
+
+Every error a user can cause is an :class:`InputError`: one line that says what is wrong, where, and what to do.
+The command line turns it into exit code 2.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ModelfenceError(Exception):
+    """Base class of everything that modelfence raises on purpose."""
+
+
+class InputError(ModelfenceError, ValueError):
+    """A wrong argument, file, domain or model, found before any long work."""
+
+
+class MaskMismatchError(InputError):
+    """A mask meets a model that isn't the one it was learned for."""
+
+
+class ArtifactError(InputError):
+    """A file of ours is missing, truncated, altered, or can't be written."""
+
+
+class NonFiniteError(ModelfenceError):
+    """A loss or a weight became NaN or infinite; the text names the step and the term."""
+
+
+class Interrupted(ModelfenceError):  # noqa: N818 (not an error: the run was stopped by its user)
+    """The run was stopped by the user after its state was saved."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known names are close to a mistyped one.
+
+    Args:
+        name: What the user wrote.
+        known: All valid names.
+
+    Returns:
+        A sentence that starts with a space, or an empty string when nothing is close.
+
+    Example:
+        >>> nearest("mnits", ["mnist", "usps"])
+        " Did you mean 'mnist'?"
+    """
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f" Did you mean {', '.join(repr(match) for match in close)}?" if close else ""

@@ -1,0 +1,1 @@
+"""Metrics, BatchNorm refresh, evaluation table."""

@@ -1,0 +1,1 @@
+"""The binary mask: masked forward, selection, fold, packing, digest, preflight."""

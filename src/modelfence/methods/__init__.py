@@ -1,0 +1,1 @@
+"""One file per method: a frozen config and a function."""

@@ -1,0 +1,1 @@
+"""Classifiers: zoo, loading, source-model training, logits."""
