@@ -1,3 +1,34 @@
 """Confine a trained image classifier to the domains its owner authorized."""
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from modelfence.data.image_spec import ImageSpec
+    from modelfence.evaluation.table import evaluate
+    from modelfence.masking.mask import Mask
+    from modelfence.masking.preflight import preflight
+    from modelfence.methods.samap import SAMap
+    from modelfence.protect import Protection, protect
+
+_WHERE = {
+    "ImageSpec": "modelfence.data.image_spec",
+    "Mask": "modelfence.masking.mask",
+    "Protection": "modelfence.protect",
+    "SAMap": "modelfence.methods.samap",
+    "evaluate": "modelfence.evaluation.table",
+    "preflight": "modelfence.masking.preflight",
+    "protect": "modelfence.protect",
+}
+
+__all__ = ["ImageSpec", "Mask", "Protection", "SAMap", "__version__", "evaluate", "preflight", "protect"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that ``modelfence --help`` is quick."""
+    import importlib
+
+    if name not in _WHERE:
+        raise AttributeError(f"module 'modelfence' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,0 +1,180 @@
+"""Local image collections: parquet files, folders of classes, and WebDataset shards."""
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from modelfence.data.records import Records
+from modelfence.errors import InputError
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_SPLIT_NAMES = ("train", "test", "val", "valid", "validation", "dev")
+
+
+def local_path(path: Path, split: str) -> tuple[str, list[Path]]:
+    """Find out what a path is and which of its files belong to a split.
+
+    A collection that isn't divided into splits is used whole, whatever the split.
+
+    Args:
+        path: A parquet file, a tar file, a pattern of tar files, or a folder.
+        split: The split wanted, such as ``train``.
+
+    Returns:
+        ``"parquet"``, ``"tar"`` or ``"folder"``, and its files; for a folder, the folder with the classes in it.
+
+    Raises:
+        InputError: There is nothing there, it has other splits, or nothing in it is known.
+    """
+    if path.is_file() or any(letter in path.name for letter in "*?["):
+        found = [path] if path.is_file() else sorted(path.parent.glob(path.name))
+        kinds = {file.suffix for file in found}
+        if kinds in ({".parquet"}, {".tar"}):
+            return kinds.pop()[1:], found
+        problem = "no such files" if not found else "neither .parquet files nor .tar shards"
+        raise InputError(f"{path}: {problem}; give parquet files, uncompressed .tar shards, or a folder")
+    if not path.is_dir():
+        raise InputError(f"{path}: no such file or folder")
+    for suffix in (".parquet", ".tar"):
+        for pattern in (f"{split}{suffix}", f"{split}-*{suffix}", f"{split}/*{suffix}", f"data/{split}-*{suffix}"):
+            found = sorted(path.glob(pattern))
+            if found:
+                return suffix[1:], found
+    if (path / split).is_dir():
+        return "folder", [path / split]
+    return _whole(path, split)
+
+
+def _whole(path: Path, split: str) -> tuple[str, list[Path]]:
+    """Take a folder as it is, unless it holds other splits."""
+    others = sorted({entry.name.split(".")[0].split("-")[0] for entry in path.iterdir()} & set(_SPLIT_NAMES))
+    if others:
+        raise InputError(f"{path}: has no split {split!r}; it has {', '.join(others)}")
+    for suffix in (".parquet", ".tar"):
+        found = sorted(path.glob(f"*{suffix}"))
+        if found:
+            return suffix[1:], found
+    return "folder", [path]
+
+
+class _Paths:
+    """Image files."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def read_many(self, indices: Sequence[int]) -> Sequence[object]:
+        return [self._paths[index] for index in indices]
+
+    def where(self, index: int) -> str:
+        return str(self._paths[index])
+
+
+def folder_records(root: Path) -> Records:
+    """List the images of a folder that has one sub-folder for each class.
+
+    Args:
+        root: The folder; the classes are its sub-folders in alphabetical order. Hidden ones are left out.
+
+    Returns:
+        The images, class by class and each class in alphabetical order.
+
+    Raises:
+        InputError: There are no class folders, or one has no images.
+    """
+    folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise InputError(f"{root}: no class folders; one sub-folder of images for each class is needed")
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        if not found:
+            raise InputError(f"{folder}: class without images; add some or remove the folder")
+        paths += found
+        labels += [label] * len(found)
+    return Records(_Paths(paths), len(paths), torch.tensor(labels), tuple(folder.name for folder in folders))
+
+
+class _TarMembers:
+    """Images in uncompressed tar files, read at their place without unpacking."""
+
+    def __init__(self, members: Sequence[tuple[Path, str, int, int]]) -> None:
+        self._members = members
+
+    def read_many(self, indices: Sequence[int]) -> Sequence[object]:
+        return [self._read(*self._members[index]) for index in indices]
+
+    @staticmethod
+    def _read(shard: Path, _name: str, offset: int, size: int) -> bytes:
+        with shard.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def where(self, index: int) -> str:
+        shard, name, _, _ = self._members[index]
+        return f"{shard}: {name}"
+
+
+def tar_records(shards: Sequence[Path]) -> Records:
+    """List the samples of WebDataset shards.
+
+    Args:
+        shards: Uncompressed tar files, whose samples are files with one name and several suffixes: an image, and a
+            label in ``.cls`` (a whole number) or ``.json`` (with the key ``label``).
+
+    Returns:
+        The images in the shards' order; labels are None when no sample has one.
+
+    Raises:
+        InputError: A shard can't be read, a sample lacks its label or its label isn't a number.
+    """
+    members: list[tuple[Path, str, int, int]] = []
+    labels: list[int | None] = []
+    for shard in shards:
+        for name, offset, size, label in _samples(shard):
+            members.append((shard, name, offset, size))
+            labels.append(label)
+    if not members:
+        raise InputError(f"{shards[0]}: no images in {len(shards)} shards; samples need .png, .jpg or the like")
+    known = [label for label in labels if label is not None]
+    if known and len(known) < len(labels):
+        shard, name, _, _ = members[labels.index(None)]
+        raise InputError(f"{shard}: {name} has no label; add a .cls file to the sample or remove it")
+    return Records(_TarMembers(members), len(members), torch.tensor(known) if known else None)
+
+
+def _samples(shard: Path) -> Iterator[tuple[str, int, int, int | None]]:
+    """Go through a shard: image name, place, length and label of each sample that has an image."""
+    samples: dict[str, dict[str, Any]] = {}
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                path = PurePosixPath(member.name)
+                stem, _, suffix = path.name.partition(".")
+                sample = samples.setdefault(str(path.parent / stem), {})
+                if f".{suffix.lower()}" in IMAGE_SUFFIXES:
+                    sample["image"] = (member.name, member.offset_data, member.size)
+                elif member.isfile() and suffix in ("cls", "json"):
+                    content = tar.extractfile(member)
+                    sample["label"] = _label(content.read() if content else b"", suffix, shard, member.name)
+    except (tarfile.TarError, OSError) as error:
+        raise InputError(
+            f"{shard}: can't be read as an uncompressed tar file ({error}); make the shard again"
+        ) from error
+    return ((*sample["image"], sample.get("label")) for sample in samples.values() if "image" in sample)
+
+
+def _label(content: bytes, suffix: str, shard: Path, name: str) -> int | None:
+    try:
+        if suffix == "cls":
+            return int(content)
+        found = json.loads(content)
+        label = found.get("label", found.get("cls")) if isinstance(found, dict) else found
+        return None if label is None else int(label)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{shard}: {name} has no whole number as its label; write one") from error

@@ -1,0 +1,216 @@
+"""Everything about a network that matters before a mask is learned on it, all at once."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from modelfence.errors import InputError
+from modelfence.masking.selection import maskable
+from modelfence.masking.unwrap import unwrap
+from modelfence.models.outputs import logits_of
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found in a network.
+
+    Attributes:
+        severity: "error": it can't be masked; "warning": it can, with a caveat; "note": for information.
+        path: Module or parameter it is about; empty for the whole network.
+        reason: What was found.
+        remedy: What to do about it.
+    """
+
+    severity: Severity
+    path: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{self.severity}: {where}{self.reason}; {self.remedy}"
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+
+
+def preflight(
+    model: nn.Module, *, image: _Shaped | None = None, sample: Tensor | None = None
+) -> list[Finding]:
+    """List what speaks against masking a network, and what will not be masked.
+
+    Args:
+        model: The network, wrapped or not; it isn't changed.
+        image: What the network eats (:class:`modelfence.ImageSpec`); with it the forward pass is tried too, on
+            blank images.
+        sample: A batch of images (N, C, H, W) as the network takes them, to try it on in place of blank ones.
+
+    Returns:
+        Findings, errors first. No error means that :func:`modelfence.protect` can work on it.
+
+    Example:
+        >>> print(preflight(nn.LazyLinear(2))[0])
+        error: weight: is lazy: its shape isn't known; run one batch through the model first
+        >>> preflight(nn.Linear(2, 2, bias=False))
+        []
+    """
+    base = unwrap(model)
+    found = list(_refused(base))
+    if not found:
+        found = [finding for rule in _RULES for finding in rule(base)]
+        if sample is None and image is not None:
+            sample = torch.zeros(2, *image.shape)
+        if sample is not None and not any(finding.severity == "error" for finding in found):
+            found += _forward(base, sample)
+    order = ("error", "warning", "note")
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def require_maskable(model: nn.Module, *, sample: Tensor | None = None) -> list[Finding]:
+    """Run :func:`preflight` and refuse a network with errors.
+
+    Returns:
+        The findings that aren't errors.
+
+    Raises:
+        InputError: One line with the first error and how many there are.
+    """
+    findings = preflight(model, sample=sample)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        more = f" (and {len(errors) - 1} more errors: run modelfence doctor)" if errors[1:] else ""
+        raise InputError(f"the model can't be masked: {str(errors[0]).removeprefix('error: ')}{more}")
+    return findings
+
+
+@torch.no_grad()
+def classes_of(model: nn.Module, images: Tensor) -> int:
+    """Try a network on some images and return its number of classes, K.
+
+    Args:
+        model: The network; it isn't changed.
+        images: Shape (N, C, H, W), as the network takes them, on any device.
+
+    Raises:
+        InputError: It can't be masked, doesn't take the images, or doesn't return logits.
+    """
+    require_maskable(model, sample=images)
+    probe, sample = _probe(unwrap(model), images)
+    return int(logits_of(probe(sample)).shape[1])
+
+
+def _probe(base: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return a copy in eval mode, and the images where it is and in its dtype."""
+    first = next(base.parameters())
+    return copy.deepcopy(base).eval(), images.to(first.device, first.dtype if images.is_floating_point() else None)
+
+
+def _refused(base: nn.Module) -> Iterator[Finding]:
+    for path, module in base.named_modules():
+        kind = type(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            yield Finding("error", path, "is TorchScript", "give the Python module it was made from")
+            return
+        if ".quantized" in kind.__module__:
+            yield Finding(
+                "error",
+                path,
+                f"is quantized ({kind.__name__}) and has no float weights",
+                "mask the float model, then quantize the result",
+            )
+        if "FullyShardedDataParallel" in kind.__name__:
+            yield Finding("error", path, "is sharded (FSDP)", "give the network before it is wrapped")
+    for name, parameter in base.named_parameters():
+        if is_lazy(parameter):
+            yield Finding("error", name, "is lazy: its shape isn't known", "run one batch through the model first")
+        elif parameter.is_meta:
+            yield Finding("error", name, "is on the meta device: it has no values", "load the weights first")
+
+
+def _copies(base: nn.Module) -> Iterator[Finding]:
+    try:
+        copy.deepcopy(base)
+    except Exception as error:
+        yield Finding(
+            "error",
+            "",
+            f"can't be copied ({str(error).splitlines()[0][:120]})",
+            "after torch.nn.utils.prune call prune.remove, after weight_norm call remove_weight_norm",
+        )
+
+
+def _finite(base: nn.Module) -> Iterator[Finding]:
+    for name, value in base.state_dict().items():
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+            count = int((~value.isfinite()).sum())
+            yield Finding("error", name, f"has {count} values that are NaN or infinite", "load a sound checkpoint")
+
+
+def _has_weights(base: nn.Module) -> Iterator[Finding]:
+    if not maskable(base):
+        yield Finding("error", "", "has no convolution, linear or attention weight", "there is nothing to mask")
+
+
+def _not_masked(base: nn.Module) -> Iterator[Finding]:
+    masked = {id(parameter) for parameter in maskable(base).values()}
+    for name, parameter in base.named_parameters():
+        owner = name.rpartition(".")[0]
+        if id(parameter) in masked or parameter.ndim < 2:
+            continue
+        if "parametrizations" in owner or name.endswith(("weight_g", "weight_v", "weight_orig")):
+            remedy = "remove the parametrization first if it shall be masked"
+        else:
+            remedy = "only weights of convolution, linear, attention and recurrent layers are"
+        yield Finding("note", name, f"is not masked ({parameter.numel()} values)", remedy)
+
+
+def _checkpointing(base: nn.Module) -> Iterator[Finding]:
+    for path, module in base.named_modules():
+        if any(getattr(module, name, None) is True for name in ("grad_checkpointing", "gradient_checkpointing")):
+            yield Finding(
+                "note",
+                path,
+                "uses activation checkpointing",
+                "it is switched off in the working copy, which needs more memory for a step",
+            )
+
+
+def _forward(base: nn.Module, sample: Tensor) -> Iterator[Finding]:
+    probe, sample = _probe(base, sample)
+    try:
+        with torch.no_grad():
+            logits = logits_of(probe(sample))
+    except InputError as error:
+        yield Finding("error", "", str(error), "see the model's forward")
+        return
+    except Exception as error:
+        yield Finding(
+            "error",
+            "",
+            f"fails on images of shape {tuple(sample.shape)} ({str(error).splitlines()[0][:160]})",
+            "check channels, size and device of the images against what the model takes",
+        )
+        return
+    if logits.shape[0] != sample.shape[0]:
+        yield Finding("error", "", f"gives {logits.shape[0]} rows for {sample.shape[0]} images", "one row an image")
+    if not bool(logits.isfinite().all()):
+        yield Finding("error", "", "gives logits that are NaN or infinite", "check weights and normalization")
+
+
+_RULES: tuple[Callable[[nn.Module], Iterator[Finding]], ...] = (
+    _copies,
+    _finite,
+    _has_weights,
+    _not_masked,
+    _checkpointing,
+)

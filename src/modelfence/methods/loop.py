@@ -1,0 +1,263 @@
+"""The loop that learns mask scores: optimizer, measurements, saved state, interruption."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from modelfence.data.domain import Domain
+from modelfence.errors import Interrupted, NonFiniteError
+from modelfence.masking.digest import digest_of
+from modelfence.masking.masked_model import MaskedModel
+from modelfence.methods.config import MaskConfig
+from modelfence.methods.state import load_state, require_same_run, save_state
+
+Row = dict[str, float]
+Step = TypeVar("Step")
+
+
+class Monitor(Protocol):
+    """Measures the student on images kept apart."""
+
+    def __call__(self, student: nn.Module) -> Row:
+        """Return named numbers; "gap" is the one that early stopping maximizes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a method is given to work with.
+
+    Attributes:
+        fabric: Device, precision and processes.
+        authorized: The authorized domain, if the setting has it.
+        unauthorized: Unauthorized domains by name.
+        monitor: Measures the student at every evaluation; None measures nothing.
+        state_file: Where the run's state is kept; None keeps none.
+        resume: Go on from the state file if it is there.
+        progress: Told every row of the history as it is made.
+    """
+
+    fabric: Fabric
+    authorized: Domain | None = None
+    unauthorized: Mapping[str, Domain] = field(default_factory=dict)
+    monitor: Monitor | None = None
+    state_file: Path | None = None
+    resume: bool = False
+    progress: Callable[[Row], None] | None = None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a method gives back.
+
+    Attributes:
+        kept: Boolean tensor by parameter name, True where the weight is kept.
+        history: One row per measurement.
+    """
+
+    kept: dict[str, Tensor]
+    history: list[Row]
+
+
+def learn_scores(
+    model: nn.Module,
+    config: MaskConfig,
+    session: Session,
+    *,
+    batches: Callable[[int], Iterator[Step]],
+    loss: Callable[[nn.Module, MaskedModel, Step], dict[str, Tensor]],
+) -> Learned:
+    """Learn the scores of a mask by Adam.
+
+    Args:
+        model: The trained network; it isn't changed.
+        config: Settings of the loop.
+        session: Where to run, what to measure, where to save.
+        batches: Returns an iterator over batches that begins at a given step; batch t depends on t alone.
+        loss: Takes the student (call it), its masked model (for the teacher) and a batch; returns named terms, each
+            a scalar. Their sum is minimized.
+
+    Raises:
+        NonFiniteError: A term became NaN or infinite; the text names it and the step.
+        Interrupted: The run was stopped; its state was saved.
+    """
+    run = _Run(model, config, session)
+    run.restore()
+    stream = batches(run.step)
+    with _interruptible() as stopped:
+        while run.step < config.steps and not run.out_of_patience():
+            run.advance(loss, next(stream))
+            if run.step % config.evaluate_every == 0 or run.step == config.steps:
+                run.measure()
+                run.save()
+            if stopped.is_set():
+                run.save()
+                raise Interrupted(_resume_text(session, run.step))
+    return Learned(run.best if config.patience is not None else run.masked.kept(), run.history)
+
+
+class _Run:
+    """Everything that changes while scores are learned."""
+
+    def __init__(self, model: nn.Module, config: MaskConfig, session: Session) -> None:
+        self.config, self.session, self.fabric = config, session, session.fabric
+        reduced = "bf16" in str(getattr(self.fabric._precision, "precision", ""))
+        self.masked = MaskedModel(
+            model,
+            score_init=config.score_init,
+            threshold=config.threshold,
+            dtype=torch.bfloat16 if reduced else None,
+            channels_last=True,
+        )
+        self.masked.world = self.fabric.world_size
+        self.identity = {"model": digest_of(model), "configuration": asdict(config)}
+        self.student, self.optimizer = self.fabric.setup(self.masked, self._adam())
+        self.step = 0
+        self.history: list[Row] = []
+        self.best: dict[str, Tensor] = {}
+        self.best_gap, self.waited = -float("inf"), 0
+        self._clock, self._spent = time.monotonic(), 0.0
+        self._forget()
+
+    def _adam(self) -> torch.optim.Adam:
+        return torch.optim.Adam(self.masked.scores.parameters(), lr=self.config.learning_rate, fused=True)
+
+    def _forget(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.summed = 0
+        self.bad_step: Tensor = torch.full((), -1, device=self.fabric.device)
+
+    def advance(self, loss: Callable[[nn.Module, MaskedModel, Any], dict[str, Tensor]], batch: Any) -> None:
+        """Take one optimizer step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * self._decayed()
+        terms = loss(self.student, self.masked, batch)
+        total = torch.stack(tuple(terms.values())).sum()
+        self.optimizer.zero_grad()
+        self.fabric.backward(total)
+        self.optimizer.step()
+        self.step += 1
+        self._note(terms, total)
+
+    def _decayed(self) -> float:
+        tail = self.config.decay * self.config.steps
+        return min(1.0, (self.config.steps - self.step) / tail) if tail else 1.0
+
+    def _note(self, terms: dict[str, Tensor], total: Tensor) -> None:
+        first = (self.bad_step < 0) & ~total.detach().isfinite()
+        self.bad_step = torch.where(first, self.step, self.bad_step)
+        for name, value in terms.items():
+            self.sums[name] = self.sums.get(name, value.new_zeros(())) + value.detach()
+        self.summed += 1
+
+    def measure(self) -> None:
+        """Add a row to the history; fail if a term wasn't finite since the last one."""
+        means = {name: float(value) / max(self.summed, 1) for name, value in self.sums.items()}
+        if int(self.bad_step) >= 0:
+            terms = [name for name, value in self.sums.items() if not bool(value.isfinite())]
+            raise NonFiniteError(
+                f"step {int(self.bad_step)}: loss term {terms[0] if terms else 'sum'!r} became NaN or infinite; "
+                "lower learning_rate, or use precision fp32"
+            )
+        now = time.monotonic()
+        self._spent, self._clock = self._spent + now - self._clock, now
+        row: Row = {"step": self.step, "loss": sum(means.values()), **means, "kept": self.masked.kept_share()}
+        if self.session.monitor is not None:
+            with torch.no_grad():
+                row |= self.session.monitor(self.student)
+        row["seconds"] = round(self._spent, 3)
+        self.history.append(row)
+        self._forget()
+        self._keep_best(row)
+        if self.session.progress is not None and self.fabric.is_global_zero:
+            self.session.progress(row)
+
+    def _keep_best(self, row: Row) -> None:
+        if self.config.patience is None:
+            return
+        if row.get("gap", -float("inf")) > self.best_gap or not self.best:
+            self.best_gap, self.waited, self.best = row.get("gap", -float("inf")), 0, self.masked.kept()
+        else:
+            self.waited += 1
+
+    def out_of_patience(self) -> bool:
+        """Whether early stopping says that it is enough."""
+        return self.config.patience is not None and self.waited >= self.config.patience
+
+    def save(self) -> None:
+        """Write the state, on the first process alone."""
+        if self.session.state_file is None or not self.fabric.is_global_zero:
+            return
+        tensors = {f"best/{name}": kept for name, kept in self.best.items()}
+        tensors |= {f"sum/{name}": value for name, value in self.sums.items()}
+        for index, score in enumerate(self.masked.scores):
+            moments = self.optimizer.state[score]
+            tensors |= {f"score/{index}": score, f"adam/{index}/step": moments["step"]}
+            tensors |= {f"adam/{index}/{key}": moments[key] for key in ("exp_avg", "exp_avg_sq")}
+        facts = {
+            "identity": self.identity,
+            "step": self.step,
+            "history": self.history,
+            "summed": self.summed,
+            "best": [self.best_gap, self.waited],
+            "spent": self._spent + time.monotonic() - self._clock,
+        }
+        save_state(self.session.state_file, tensors, facts)
+
+    def restore(self) -> None:
+        """Go on from the saved state, if there is one and it is wanted."""
+        path = self.session.state_file
+        if path is None or not self.session.resume or not path.exists():
+            return
+        tensors, facts = load_state(path)
+        require_same_run(path, facts, self.identity)
+        with torch.no_grad():
+            for index, score in enumerate(self.masked.scores):
+                score.copy_(tensors[f"score/{index}"])
+                moments = self.optimizer.state[score]
+                moments["step"] = tensors[f"adam/{index}/step"].to(score.device)
+                for key in ("exp_avg", "exp_avg_sq"):
+                    moments[key] = torch.empty_like(score).copy_(tensors[f"adam/{index}/{key}"])
+        self.step, self.history, self.summed = facts["step"], facts["history"], facts["summed"]
+        self.best_gap, self.waited = facts["best"]
+        self._spent, self._clock = facts["spent"], time.monotonic()
+        for name, value in tensors.items():
+            kind, _, rest = name.partition("/")
+            if kind == "best":
+                self.best[rest] = value
+            elif kind == "sum":
+                self.sums[rest] = value.to(self.fabric.device)
+
+
+def _resume_text(session: Session, step: int) -> str:
+    if session.state_file is None:
+        return f"stopped at step {step}; nothing was saved, as no output folder was given"
+    return f"stopped at step {step}; the state is saved in {session.state_file.parent}: go on with --resume"
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into a flag, so that the step at hand ends and the state is saved."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(*_: object) -> None:
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

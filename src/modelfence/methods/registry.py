@@ -1,0 +1,72 @@
+"""Which function learns for which configuration, and what it needs.
+
+The configuration object names the method: ``protect(..., method=SAMap(steps=400))``. A method is one file with a frozen
+configuration and one function, registered by ``@learner(Config, needs=(...))``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from modelfence.errors import InputError
+from modelfence.methods.loop import Learned, Session
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method."""
+
+    config: type
+    needs: tuple[str, ...]
+    learn: Callable[[nn.Module, Any, Session], Learned]
+
+
+METHODS: dict[type, Method] = {}
+
+
+def learner(config: type, *, needs: tuple[str, ...]) -> Callable[[Any], Any]:
+    """Register a learning function under its configuration class.
+
+    Args:
+        config: The frozen configuration class.
+        needs: Which of "authorized" and "unauthorized" must be given.
+    """
+
+    def register(function: Callable[[nn.Module, Any, Session], Learned]) -> Any:
+        METHODS[config] = Method(config, needs, function)
+        return function
+
+    return register
+
+
+def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method, Any]:
+    """Find the method for a configuration, or the default one for the data given.
+
+    Args:
+        config: A configuration object, or None.
+        given: Whether "authorized" and "unauthorized" were given.
+
+    Returns:
+        The method, and its configuration.
+
+    Raises:
+        InputError: The object isn't a configuration, no method works with the data given, or an argument that
+            the method needs is missing; the text names it.
+    """
+    if config is None:
+        present = {name for name, there in given.items() if there}
+        for method in METHODS.values():
+            if set(method.needs) == present:
+                return method, method.config()
+        known = "; ".join(f"{m.config.__name__} needs {' and '.join(m.needs)}" for m in METHODS.values())
+        raise InputError(f"no method for this data yet: {' and '.join(sorted(present)) or 'nothing'} given ({known})")
+    found = METHODS.get(type(config))
+    if found is None:
+        known = ", ".join(sorted(kind.__name__ for kind in METHODS))
+        raise InputError(f"method={config!r:.80} isn't a method configuration; known: {known}")
+    for name in found.needs:
+        if not given[name]:
+            raise InputError(f"{type(config).__name__} needs {name}=: pass the {name} domain, or choose another method")
+    return found, config

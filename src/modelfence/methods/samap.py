@@ -1,0 +1,141 @@
+"""SA-MAP: a mask from labelled images of both domains (Eq. 1), by default hardened against BatchNorm refresh."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from modelfence.data.domain import labels_of
+from modelfence.losses.classification import Clamp, clamped_ascent, cross_entropy, distillation
+from modelfence.masking.batch_mode import has_batch_statistics
+from modelfence.masking.masked_model import MaskedModel
+from modelfence.methods.config import STRICT, MaskConfig, Positive
+from modelfence.methods.loop import Learned, Session, learn_scores
+from modelfence.methods.registry import learner
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SAMap(MaskConfig):
+    """Configuration of source-available MAP; see :class:`MaskConfig` for the loop.
+
+    Eq. 1 of MAP (CVPR 2024): ``CE(f(x_s), y_s) - min(lambda CE(f(x_t), y_t), alpha)``. The recipe "paper" is just
+    that; the default bounds each image by itself and, for networks with BatchNorm, adds the same two terms with
+    batch statistics, because a refresh of the running statistics on a few unlabelled images restores a mask
+    learned without them.
+
+    Attributes:
+        ascent: The factor lambda on the unauthorized cross-entropy.
+        limit: The bound alpha.
+        clamp: "batch": the bound is on the batch mean (paper); "sample": on each image.
+        source_loss: "cross_entropy" (paper), or "distillation" from the original model.
+        batch_statistics: Learn in batch mode too; None does where the network has BatchNorm.
+
+    Example:
+        >>> SAMap(recipe="paper").clamp
+        'batch'
+        >>> SAMap(recipe="paper", batch_size=16).batch_size
+        16
+    """
+
+    RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "default": {
+            "steps": 400,
+            "decay": 0.5,
+            "ascent": 1.0,
+            "clamp": "sample",
+            "source_loss": "distillation",
+        },
+        "paper": {"steps": 312, "batch_size": 32, "batch_statistics": False},
+    }
+
+    ascent: Positive = 0.1
+    limit: Positive = 1.0
+    clamp: Clamp = "batch"
+    source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
+    batch_statistics: bool | None = None
+
+
+class _Step(NamedTuple):
+    groups: list[Tensor]  # images: authorized, then of each unauthorized domain
+    labels: list[Tensor]
+
+
+@learner(SAMap, needs=("authorized", "unauthorized"))
+def learn_source_available(model: nn.Module, config: SAMap, session: Session) -> Learned:
+    """Learn one mask against all unauthorized domains of the session.
+
+    Args:
+        model: The trained network; it isn't changed.
+        config: The method's settings.
+        session: Domains with labels, device, where to save.
+
+    Raises:
+        NonFiniteError: A loss term became NaN or infinite.
+        Interrupted: The run was stopped; its state was saved.
+    """
+    both = config.batch_statistics
+    if both is None:
+        both = has_batch_statistics(model)
+
+    def loss(student: nn.Module, masked: MaskedModel, step: _Step) -> dict[str, Tensor]:
+        return _terms(student, masked, step, config, session, both=both)
+
+    return learn_scores(model, config, session, batches=lambda start: _steps(config, session, start), loss=loss)
+
+
+def _steps(config: SAMap, session: Session, start: int) -> Iterator[_Step]:
+    """Hand out half a batch of authorized images and an equal share of the other half from each unauthorized domain."""
+    fabric, half = session.fabric, config.batch_size // 2
+    domains = [session.authorized, *session.unauthorized.values()]
+    share = max(1, half // len(session.unauthorized))
+    streams = [
+        domain.batches(
+            half if index == 0 else share,
+            seed=config.seed + index,
+            start=start,
+            rank=fabric.global_rank,
+            world=fabric.world_size,
+            device=fabric.device,
+        )
+        for index, domain in enumerate(domains)
+        if domain is not None
+    ]
+    names = [domain.name for domain in domains if domain is not None]
+    while True:
+        batches = [next(stream) for stream in streams]
+        labels = [labels_of(batch, name) for batch, name in zip(batches, names, strict=True)]
+        yield _Step([batch.images for batch in batches], labels)
+
+
+def _terms(
+    student: nn.Module, masked: MaskedModel, step: _Step, config: SAMap, session: Session, *, both: bool
+) -> dict[str, Tensor]:
+    passes = student(torch.cat(step.groups), batch_mode=step.groups if both else ())
+    modes = {"": passes[0].split([len(group) for group in step.groups])}
+    if both:
+        modes["_batch"] = passes[1:]
+    teacher = None
+    if config.source_loss == "distillation":
+        with session.fabric.autocast():
+            teacher = masked.teacher(step.groups[0])
+    terms: dict[str, Tensor] = {}
+    for suffix, logits in modes.items():
+        if teacher is None:
+            terms[f"source{suffix}"] = cross_entropy(logits[0], step.labels[0])
+        else:
+            terms[f"source{suffix}"] = distillation(teacher, logits[0])
+        ascents = [
+            clamped_ascent(
+                target,
+                truth,
+                weight=config.ascent,
+                limit=config.limit,
+                clamp=config.clamp,
+                mean_over_processes=lambda value: cast("Tensor", session.fabric.all_reduce(value)),
+            )
+            for target, truth in zip(logits[1:], step.labels[1:], strict=True)
+        ]
+        terms[f"target{suffix}"] = -torch.stack(ascents).mean()
+    return terms

@@ -1,0 +1,115 @@
+"""Accuracy on images kept apart, measured while a mask is learned."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from modelfence.data.domain import labels_of
+from modelfence.errors import InputError
+from modelfence.evaluation.metrics import balanced_accuracy
+from modelfence.masking.preflight import classes_of
+from modelfence.models.outputs import logits_of
+
+if TYPE_CHECKING:
+    from modelfence.data.domain import Domain
+    from modelfence.methods.loop import Row
+
+_LIMIT = 500
+_BATCH = 250
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The domains given, each cut into a part to learn on and a part to measure on.
+
+    Attributes:
+        classes: Number of the model's classes, K.
+        source: Held-out part of the authorized domain, or None.
+        targets: Held-out parts of the unauthorized domains, by name.
+        source_rest: What is left of the authorized domain to learn on.
+        target_rest: What is left of the unauthorized domains.
+    """
+
+    classes: int
+    source: "Domain | None"
+    targets: "Mapping[str, Domain]"
+    source_rest: "Domain | None"
+    target_rest: "Mapping[str, Domain]"
+
+    @classmethod
+    def take(
+        cls,
+        model: nn.Module,
+        source: "Domain | None",
+        targets: "Mapping[str, Domain]",
+        *,
+        share: float,
+        seed: int,
+    ) -> "HeldOut":
+        """Keep a share of every domain apart, after a first look at images and labels.
+
+        Raises:
+            InputError: The model doesn't take the images, or a domain has no labels or labels beyond K.
+        """
+        named = {**({"authorized": source} if source is not None else {}), **targets}
+        classes = _check(model, named)
+        if share == 0:
+            return cls(classes, source, targets, source, targets)
+        parts = {name: domain.split(share, seed=seed) for name, domain in named.items()}  # type: ignore[attr-defined]
+        rest, kept = ({name: pair[side] for name, pair in parts.items()} for side in (0, 1))
+        return cls(
+            classes,
+            kept.pop("authorized", None) if source is not None else None,
+            kept,
+            rest.pop("authorized", None) if source is not None else None,
+            rest,
+        )
+
+    def only(self, name: str) -> "HeldOut":
+        """Return the same with one unauthorized domain alone."""
+        return replace(self, targets={name: self.targets[name]}, target_rest={name: self.target_rest[name]})
+
+    def __call__(self, student: nn.Module) -> "Row":
+        """Measure; "gap" is authorized accuracy less the mean balanced accuracy on the unauthorized domains."""
+        row: Row = {}
+        lost = []
+        if self.source is not None:
+            predictions, labels = self._predict(student, self.source)
+            row["source_accuracy"] = float((predictions == labels).float().mean())
+        for name, domain in self.targets.items():
+            predictions, labels = self._predict(student, domain)
+            row[f"target_accuracy/{name}"] = float((predictions == labels).float().mean())
+            lost.append(balanced_accuracy(predictions, labels, self.classes))
+        if lost:
+            row["gap"] = row.get("source_accuracy", 0.0) - sum(lost) / len(lost)
+        return row
+
+    @torch.no_grad()
+    def _predict(self, student: nn.Module, domain: "Domain") -> tuple[Tensor, Tensor]:
+        device = next(student.parameters()).device
+        predictions, labels = [], []
+        for batch in domain.once(_BATCH, limit=_LIMIT, device=device):
+            predictions.append(logits_of(student(batch.images)).argmax(dim=1))
+            labels.append(labels_of(batch, domain.name))
+        return torch.cat(predictions), torch.cat(labels)
+
+
+def _check(model: nn.Module, named: "Mapping[str, Domain]") -> int:
+    """Try the model on a few images of every domain; return its number of classes."""
+    classes = 0
+    for name, domain in named.items():
+        batch = next(iter(domain.once(8, limit=8)))
+        classes = classes_of(model, batch.images)
+        labels_of(batch, name)
+        if domain.classes is not None and len(domain.classes) != classes:
+            raise InputError(
+                f"domain {name!r} has {len(domain.classes)} classes, the model gives {classes}; "
+                "map the labels to the model's classes, or take another domain"
+            )
+        labels = getattr(domain, "labels", None)
+        if labels is not None and int(labels.max()) >= classes:
+            raise InputError(f"domain {name!r} has label {int(labels.max())}, the model has classes 0..{classes - 1}")
+    return classes

@@ -1,0 +1,196 @@
+"""The way in: a trained classifier and domains go in, a confined classifier and its mask come out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import modelfence.methods  # noqa: F401 (registers the methods)
+from modelfence.data.image_spec import ImageSpec
+from modelfence.errors import InputError
+from modelfence.masking.mask import Mask
+from modelfence.masking.preflight import require_maskable
+from modelfence.masking.unwrap import unwrap
+from modelfence.methods.config import MaskConfig
+from modelfence.methods.loop import Row, Session
+from modelfence.methods.registry import Method, method_for
+from modelfence.monitor import HeldOut
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from modelfence.data.domain import Domain
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What :func:`protect` gives back.
+
+    Attributes:
+        model: The confined network: an ordinary module, same class and keys as the one given; what is shipped.
+        mask: The mask folded into it; the owner's record, never shipped.
+        masks: With ``masks="one_each"``: the mask of every unauthorized domain, by name; else empty.
+        history: One row per measurement: step, loss and its terms, share of weights kept, held-out accuracies.
+        config: The configuration used, every value resolved.
+    """
+
+    model: nn.Module
+    mask: Mask
+    masks: Mapping[str, Mask]
+    history: list[Row]
+    config: MaskConfig
+
+
+def protect(
+    model: nn.Module,
+    *,
+    authorized: Any = None,
+    unauthorized: Any = None,
+    image: ImageSpec | None = None,
+    method: MaskConfig | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Row], None] | None = None,
+    fabric: "Fabric | None" = None,
+) -> Protection:
+    """Learn a binary mask that keeps a classifier accurate on authorized data and makes it fail on unauthorized data.
+
+    The data given decides the setting; with both domains it is source-available (SA-MAP, Eq. 1 of MAP, CVPR 2024).
+    The model is never changed. What the result withstands and what it doesn't: docs/limits.md.
+
+    Args:
+        model: A trained classifier of K classes that takes float images (N, C, H, W); wrapped or not.
+        authorized: Labelled images of the domain it shall keep working on: a DataLoader, a torch or Hugging Face
+            Dataset, a Domain, or a name or path (see :func:`modelfence.data.sources.as_domain`).
+        unauthorized: The same for the domain it shall fail on; several as a list or a mapping by name.
+        image: What the model eats; needed unless the domains give float tensors.
+        method: A configuration object such as ``SAMap(steps=400)``; None takes the setting's default.
+        output: Folder where the run's state is kept, so that a killed run can go on.
+        resume: Go on from the state in ``output``; the result is that of a run that was never stopped.
+        progress: Called with every row of the history as it is made.
+        fabric: A Lightning Fabric to run on (device, precision, processes); None takes one process on the best
+            device. Give it launched.
+
+    Returns:
+        The confined network, its mask and the history.
+
+    Raises:
+        InputError: A domain, the model or an argument can't be used; found before any learning.
+        NonFiniteError: The loss became NaN or infinite.
+        Interrupted: Ctrl-C or SIGTERM; the state was saved if ``output`` was given.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> images, labels = torch.randn(64, 1, 2, 2), torch.arange(64) % 2
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> data = TensorDataset(images, labels)
+        >>> from modelfence import SAMap
+        >>> p = protect(model, authorized=data, unauthorized=TensorDataset(-images, labels),
+        ...             method=SAMap(steps=2, batch_size=8))
+        >>> type(p.model).__name__, p.history[-1]["step"]
+        ('Sequential', 2)
+    """
+    given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None}
+    found, config = method_for(method, given)
+    base = unwrap(model)
+    require_maskable(base)
+    source = None if authorized is None else as_one_domain(authorized, image)
+    targets = {} if unauthorized is None else as_named_domains(unauthorized, image)
+    held_out = HeldOut.take(base, source, targets, share=config.held_out, seed=config.seed)
+    session = Session(
+        fabric=fabric or default_fabric(config.precision),
+        authorized=held_out.source_rest,
+        unauthorized=held_out.target_rest,
+        monitor=held_out if config.held_out else None,
+        state_file=None if output is None else Path(output) / "state.safetensors",
+        resume=resume,
+        progress=progress,
+    )
+    if config.masks == "one_each":
+        return _one_each(base, found, config, session, held_out)
+    learned = found.learn(base, config, session)
+    mask = Mask.of(base, learned.kept, _metadata(config))
+    return Protection(mask.apply(base), mask, {}, learned.history, config)
+
+
+def _one_each(
+    base: nn.Module, method: Method, config: MaskConfig, session: Session, held_out: HeldOut
+) -> Protection:
+    masks: dict[str, Mask] = {}
+    history: list[Row] = []
+    for index, (name, domain) in enumerate(session.unauthorized.items()):
+        file = session.state_file
+        one = replace(
+            session,
+            unauthorized={name: domain},
+            monitor=held_out.only(name) if session.monitor is not None else None,
+            state_file=None if file is None else file.with_name(f"state-{index}.safetensors"),
+        )
+        learned = method.learn(base, config, one)
+        masks[name] = Mask.of(base, learned.kept, {**_metadata(config), "unauthorized": name})
+        history += [{"mask": index, **row} for row in learned.history]
+    mask = Mask.combine(list(masks.values()), base)
+    return Protection(mask.apply(base), mask, masks, history, config)
+
+
+def as_one_domain(thing: Any, image: ImageSpec | None) -> "Domain":
+    """Adapt whatever a user has for the authorized domain."""
+    from modelfence.data.sources import as_domain
+
+    name = None if isinstance(thing, str) else "authorized"
+    return as_domain(thing, name=name, image=image)
+
+
+def as_named_domains(thing: Any, image: ImageSpec | None) -> "dict[str, Domain]":
+    """Adapt one or several unauthorized domains, by name.
+
+    Raises:
+        InputError: None was given, or two have the same name.
+    """
+    from modelfence.data.sources import as_domain
+
+    if isinstance(thing, Mapping):
+        domains = {str(name): as_domain(one, name=str(name), image=image) for name, one in thing.items()}
+    elif isinstance(thing, list | tuple):
+        made = [
+            as_domain(one, name=None if isinstance(one, str) else f"unauthorized_{index}", image=image)
+            for index, one in enumerate(thing)
+        ]
+        domains = {domain.name: domain for domain in made}
+        if len(domains) < len(made):
+            raise InputError("two unauthorized domains have the same name; give a mapping with distinct names")
+    else:
+        one = as_domain(thing, name=None if isinstance(thing, str) else "unauthorized", image=image)
+        domains = {one.name: one}
+    if not domains:
+        raise InputError("unauthorized= is empty: give at least one domain")
+    return domains
+
+
+def default_fabric(precision: str) -> "Fabric":
+    """Return a Fabric for one process on the best device, in the precision asked for."""
+    from lightning_fabric import Fabric
+
+    from modelfence.models.autocast import resolve_precision
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = resolve_precision(precision, device)
+    accelerator = "cuda" if device == "cuda" else "cpu"
+    return Fabric(
+        accelerator=accelerator, devices=1, precision="bf16-mixed" if chosen == "bf16" else "32-true"
+    )
+
+
+def _metadata(config: MaskConfig) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from modelfence import __version__
+
+    return {
+        "method": type(config).__name__,
+        "configuration": asdict(config),
+        "versions": {"modelfence": __version__, "torch": str(torch.__version__)},
+    }
