@@ -38,7 +38,7 @@ def domains(name, size, seed, train_size=5000, validation_size=1000):
     return whole.subset(learn, name), whole.subset(check, name), test
 
 
-def source_model(network, domain, size, seed, config=None, classes=10):
+def source_model(network, domain, size, classes=10, seed=0):
     """Return the source model (SL) of a domain; it is trained once and kept in the work folder."""
     folder = WORK / "sl" / f"{network}-{domain}-{size}-{seed}"
     if (folder / "model.json").exists():
@@ -47,7 +47,8 @@ def source_model(network, domain, size, seed, config=None, classes=10):
     learn, check, _ = domains(domain, size, seed)
     model = create_model(network, classes, image_spec(size))
     start = time.time()
-    history = train(model, learn, check, config or TrainConfig(seed=seed))
+    config = TrainConfig(epochs=6 if "bn" in network or "resnet" in network else 12, seed=seed)
+    history = train(model, learn, check, config)
     extra = {"domain": domain, "seed": seed, "seconds": time.time() - start, "history": history}
     save_model(folder, model, reference=network, args={}, classes=classes, image=image_spec(size), extra=extra)
     return model

@@ -1,7 +1,8 @@
 """How well masks keep the source and close the target: ordered pairs of domains, several seeds.
 
-One cell is one pair, recipe, network and seed; it is a file, and a finished cell isn't run twice. Merging gives
-results/quality-FAMILY-NETWORK-RECIPE.json, which is committed.
+One cell is one pair, recipe, network and seed; it is a file under results/quality/, and a finished cell isn't run
+twice. The source models are trained once (seed 0) and shared; the seed is that of the mask's learning. --merge writes
+the summary, results/quality.json.
 
     python benchmarks/quality.py --family digits --network vgg11_bn --recipe default --seeds 0 1 2
     python benchmarks/quality.py --merge
@@ -15,7 +16,7 @@ import time
 from dataclasses import asdict
 
 import torch
-from _common import RESULTS, WORK, cell, domains, image_spec, machine, source_model
+from _common import RESULTS, cell, domains, image_spec, machine, source_model
 
 import modelfence as mf
 from modelfence.evaluation.metrics import mean_st_d, st_d
@@ -36,11 +37,14 @@ FAMILIES = {
 }
 
 
+CELLS = RESULTS / "quality"
+
+
 def measure(family, network, recipe, source, target, seed, overrides):
     facts = FAMILIES[family]
-    model = source_model(network, source, facts["size"], seed, classes=facts["classes"])
-    source_learn, _, source_test = domains(source, facts["size"], seed)
-    target_learn, _, target_test = domains(target, facts["size"], seed)
+    model = source_model(network, source, facts["size"], facts["classes"])
+    source_learn, _, source_test = domains(source, facts["size"], 0)
+    target_learn, _, target_test = domains(target, facts["size"], 0)
     method = mf.SAMap(recipe=recipe, seed=seed, **overrides)
     start = time.time()
     protected = mf.protect(
@@ -68,7 +72,7 @@ def measure(family, network, recipe, source, target, seed, overrides):
         "seconds": round(seconds, 1),
         "cut_share": protected.mask.cut_share(),
         "evaluation": table.to_dict(),
-        "history": protected.history,
+        "history": [{key: round(value, 4) for key, value in row.items()} for row in protected.history],
         "configuration": asdict(method),
         "machine": machine(),
     }
@@ -83,7 +87,7 @@ def run(options):
     shard, shards = (int(part) for part in options.shard.split("/"))
     for seed, (source, target) in cells[shard - 1 :: shards]:
         name = f"{options.family}-{options.network}-{options.recipe}{tag}"
-        path = WORK / "quality" / name / f"{source}-{target}-{seed}.json"
+        path = CELLS / name / f"{source}-{target}-{seed}.json"
         made = cell(
             path,
             lambda: measure(options.family, options.network, options.recipe, source, target, seed, overrides),  # noqa: B023
@@ -103,17 +107,16 @@ def line(made):
 
 
 def merge():
-    for folder in sorted((WORK / "quality").iterdir()):
+    """Summarize every folder of cells into one committed file."""
+    rows = {}
+    for folder in sorted(path for path in CELLS.iterdir() if path.is_dir()):
         cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-        for made in cells:
-            made.pop("history")
-        summary = summarize([mf_scores(made) for made in cells])
-        body = {"summary": summary, "cells": cells}
-        atomic_write(RESULTS / f"quality-{folder.name}.json", json.dumps(body, indent=1) + "\n")
-        print(folder.name, json.dumps(summary))
+        rows[folder.name] = summarize([numbers_of(made) for made in cells])
+        print(folder.name, json.dumps(rows[folder.name]))
+    atomic_write(RESULTS / "quality.json", json.dumps(rows, indent=1) + "\n")
 
 
-def mf_scores(made):
+def numbers_of(made):
     """Pick the numbers of a cell that the summary is made of."""
     source, target = made["evaluation"]["scores"]
     chance = 1 / FAMILIES[made["family"]]["classes"]
@@ -145,7 +148,7 @@ def summarize(scores):
         of_seed = [one for one in scores if one["seed"] == seed and one["protectable"]]
         row = {
             "pairs": len(of_seed),
-            "relative_source_drop": mean((o["source_before"] - o["source_after"]) / o["source_before"] for o in of_seed),
+            "relative_source_drop": mean(map(_source_drop, of_seed)),
             "closure": mean(one["closure"] for one in of_seed),
             "st_d": mean_st_d([_row(of_seed, source) for source in sorted({o["source"] for o in of_seed})]),
         }
@@ -154,7 +157,7 @@ def summarize(scores):
             row["closure_refreshed"] = mean(one["closure"] for one in fresh)
             row["source_points_lost_refreshed"] = mean(one["source_points"] for one in fresh)
         by_seed[seed] = row
-    names = [name for name in next(iter(by_seed.values()))]
+    names = list(next(iter(by_seed.values())))
     return {
         name: {
             "mean": mean(row[name] for row in by_seed.values()),
@@ -169,10 +172,14 @@ def summarize(scores):
 def _row(scores, source):
     """ST-D of one source: mean relative source drop of its masks over the summed relative target drop."""
     mine = [one for one in scores if one["source"] == source]
-    dropped = mean((one["source_before"] - one["source_after"]) / one["source_before"] for one in mine)
+    dropped = mean(map(_source_drop, mine))
     return st_d(
         1.0, 1.0 - dropped, [one["target_before"] for one in mine], [one["target_after"] for one in mine]
     )
+
+
+def _source_drop(one):
+    return (one["source_before"] - one["source_after"]) / one["source_before"]
 
 
 def mean(values):
@@ -191,7 +198,7 @@ def main():
     parser.add_argument("--set", default="{}", help="JSON of configuration values that differ from the recipe")
     parser.add_argument("--tag", default="", help="suffix of the result's name")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--merge", action="store_true", help="write the committed result files from the cells")
+    parser.add_argument("--merge", action="store_true", help="write the summary of all cells")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     merge() if options.merge else run(options)

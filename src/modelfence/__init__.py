@@ -1,5 +1,7 @@
 """Confine a trained image classifier to the domains its owner authorized."""
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
@@ -23,6 +25,16 @@ _WHERE = {
 }
 
 __all__ = ["ImageSpec", "Mask", "Protection", "SAMap", "__version__", "evaluate", "preflight", "protect"]
+
+
+class _Package(ModuleType):
+    """Keeps ``modelfence.protect`` the function: importing the module of that name would put itself in its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.protect if name == "protect" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

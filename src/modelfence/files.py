@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from modelfence.errors import ArtifactError, InputError
@@ -19,18 +19,16 @@ def atomic_write(path: Path, content: bytes | str) -> None:
         ArtifactError: The folder can't be written or the disk is full; the old file is left as it was.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary: str | None = None
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         reason = error.strerror or str(error)
         raise ArtifactError(f"{path}: can't be written ({reason}); the previous file is unchanged") from error
 

@@ -54,19 +54,15 @@ class HeldOut:
         Raises:
             InputError: The model doesn't take the images, or a domain has no labels or labels beyond K.
         """
+        if "authorized" in targets:
+            raise InputError("an unauthorized domain is named 'authorized'; give it another name")
         named = {**({"authorized": source} if source is not None else {}), **targets}
         classes = _check(model, named)
         if share == 0:
             return cls(classes, source, targets, source, targets)
-        parts = {name: domain.split(share, seed=seed) for name, domain in named.items()}  # type: ignore[attr-defined]
+        parts = {name: _split(name, domain, share, seed) for name, domain in named.items()}
         rest, kept = ({name: pair[side] for name, pair in parts.items()} for side in (0, 1))
-        return cls(
-            classes,
-            kept.pop("authorized", None) if source is not None else None,
-            kept,
-            rest.pop("authorized", None) if source is not None else None,
-            rest,
-        )
+        return cls(classes, kept.pop("authorized", None), kept, rest.pop("authorized", None), rest)
 
     def only(self, name: str) -> "HeldOut":
         """Return the same with one unauthorized domain alone."""
@@ -81,7 +77,7 @@ class HeldOut:
             row["source_accuracy"] = float((predictions == labels).float().mean())
         for name, domain in self.targets.items():
             predictions, labels = self._predict(student, domain)
-            row[f"target_accuracy/{name}"] = float((predictions == labels).float().mean())
+            row[f"target_accuracy:{name}"] = float((predictions == labels).float().mean())
             lost.append(balanced_accuracy(predictions, labels, self.classes))
         if lost:
             row["gap"] = row.get("source_accuracy", 0.0) - sum(lost) / len(lost)
@@ -100,9 +96,14 @@ class HeldOut:
 def _check(model: nn.Module, named: "Mapping[str, Domain]") -> int:
     """Try the model on a few images of every domain; return its number of classes."""
     classes = 0
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, domain in named.items():
         batch = next(iter(domain.once(8, limit=8)))
-        classes = classes_of(model, batch.images)
+        try:
+            classes = classes_of(model, batch.images)
+        except InputError as error:
+            raise InputError(f"domain {name!r}: {error}") from error
+        shapes[name] = tuple(batch.images.shape[1:])
         labels_of(batch, name)
         if domain.classes is not None and len(domain.classes) != classes:
             raise InputError(
@@ -112,4 +113,15 @@ def _check(model: nn.Module, named: "Mapping[str, Domain]") -> int:
         labels = getattr(domain, "labels", None)
         if labels is not None and int(labels.max()) >= classes:
             raise InputError(f"domain {name!r} has label {int(labels.max())}, the model has classes 0..{classes - 1}")
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
+        raise InputError(f"the domains' images differ in shape ({listed}); bring them to one, for instance by image=")
     return classes
+
+
+def _split(name: str, domain: "Domain", share: float, seed: int) -> "tuple[Domain, Domain]":
+    split = getattr(domain, "split", None)
+    if split is None:
+        raise InputError(f"domain {name!r} has no split method to hold images out with; set held_out=0")
+    rest, held_out = split(share, seed=seed)
+    return rest, held_out

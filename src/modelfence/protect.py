@@ -95,6 +95,10 @@ def protect(
     """
     given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None}
     found, config = method_for(method, given)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model= is {type(model).__name__}; a torch.nn.Module is needed")
+    if resume and output is None:
+        raise InputError("resume= needs output=: the folder where the run's state is kept")
     base = unwrap(model)
     require_maskable(base)
     source = None if authorized is None else as_one_domain(authorized, image)

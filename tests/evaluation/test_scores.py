@@ -89,7 +89,7 @@ def test_the_text_table_line_by_line():
     target = score(0.07, before=0.784, refreshed_accuracy=0.166, before_refreshed=0.866)
     lines = str(Evaluation((source, target), classes=10, refresh_images=500)).splitlines()
     cells = [" ".join(line.split()) for line in lines]
-    assert cells[3] == "* mnist 1000 98.6 97.0 98.6 97.0 98.6 98.4 1.6 3: 20.0"
+    assert cells[3] == "* mnist 1000 98.6 97.0 98.6 97.0 98.6 98.4 1.6 - - - 3: 20.0"
     assert cells[4] == "usps 1000 78.4 7.0 78.4 7.0 86.6 16.6 71.4 104.4 104.4 91.4 3: 20.0"
     assert "ST-D 0.018: authorized accuracy fell by 1.6 % of itself, unauthorized by 91.1 %." in lines
     assert len({len(line) for line in lines[1:5]}) == 1

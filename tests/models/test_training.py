@@ -1,6 +1,8 @@
+import itertools
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -175,12 +177,33 @@ def test_a_stream_trains_for_the_steps_given():
     assert calls.count(True) == 10
 
 
+def run_training(fabric, batch_size):
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 16), nn.ReLU(), nn.Linear(16, 4))
+    config = TrainConfig(epochs=2, batch_size=batch_size, shift=0, precision="fp32")
+    history = train(model, bars(), bars(32, seed=1), config, fabric=fabric)
+    return history, {key: value.numpy() for key, value in model.state_dict().items()}
+
+
+def test_two_processes_take_the_steps_of_one():
+    from lightning_fabric import Fabric
+
+    one_history, one = run_training(Fabric(accelerator="cpu", devices=1), 16)
+    two = Fabric(accelerator="cpu", devices=2, strategy="ddp_fork")
+    two_history, both = two.launch(run_training, 8)
+    for key, value in one.items():
+        np.testing.assert_allclose(both[key], value, rtol=1e-4, atol=1e-6)
+    assert [row["loss"] for row in two_history] == pytest.approx(
+        [row["loss"] for row in one_history], rel=1e-4
+    )
+
+
 def test_learning_rate_rises_then_falls():
     rates = [learning_rate_at(step, 100, peak=2.0, warmup=0.1) for step in range(100)]
     assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
     assert max(rates) == 2.0
     assert rates[55] == pytest.approx(1.0)
-    assert all(later < earlier for earlier, later in zip(rates[10:], rates[11:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[10:]))
     assert 0 < rates[-1] < 0.001
     assert learning_rate_at(0, 1, peak=1.0, warmup=0.0) == 1.0
 
@@ -207,7 +230,6 @@ def test_wrong_settings_name_their_field(wrong):
 def test_the_demo_network_learns_real_digits(data_root):
     import io
 
-    import numpy as np
     import pyarrow.parquet as pq
     from PIL import Image
 

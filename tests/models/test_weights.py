@@ -1,4 +1,5 @@
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -76,6 +77,13 @@ class Trap:
 
     def __reduce__(self):
         return open, (self.path, "w")
+
+
+def test_a_torchscript_archive_is_refused(tmp_path):
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "script.pt")
+    with pytest.raises(InputError, match=r"script\.pt: is a TorchScript archive"):
+        read_weights(tmp_path / "script.pt")
 
 
 def test_python_objects_are_never_loaded(tmp_path):

@@ -1,7 +1,9 @@
 """Domains: named sets of images that hand out batches a run can repeat and resume."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -104,6 +106,8 @@ class IndexedDomain:
         classes: Class names in label order, or None.
         spec: What the model eats; needed for uint8 images.
         labels: int64 (size,), or None for a domain without labels.
+        ahead: Batches fetched in the background while earlier ones are used; more than 0 only where ``fetch`` may
+            run in another thread.
 
     Raises:
         InputError: There are no images, or the labels don't fit (see :func:`check_labels`).
@@ -129,6 +133,7 @@ class IndexedDomain:
         classes: tuple[str, ...] | None = None,
         spec: ImageSpec | None = None,
         labels: Tensor | None = None,
+        ahead: int = 0,
     ) -> None:
         if size < 1:
             raise InputError(f"domain {name!r} has no images; check the path, the split and the filters")
@@ -142,6 +147,7 @@ class IndexedDomain:
         self.labels = labels
         self._length = size
         self._fetch = fetch
+        self._ahead = ahead
 
     def __len__(self) -> int:
         return self._length
@@ -170,7 +176,7 @@ class IndexedDomain:
         if joint > self._length:
             raise too_small(self.name, self._length, joint)
         mine = (part[rank::world] for part in self._joint_indices(joint, seed, start))
-        return (self._batch(part, torch.device(device)) for part in mine)
+        return self._hand_out(mine, torch.device(device))
 
     def _joint_indices(self, joint: int, seed: int, start: int) -> Iterator[Tensor]:
         """Hand out the indices of joint batch ``start`` and all that follow."""
@@ -194,12 +200,31 @@ class IndexedDomain:
         count = self._length if limit is None else min(limit, self._length)
         indices = torch.arange(count) * self._length // count
         parts = (indices[first : first + batch_size] for first in range(0, count, batch_size))
-        return (self._batch(part, torch.device(device)) for part in parts)
+        return self._hand_out(parts, torch.device(device))
 
-    def _batch(self, indices: Tensor, device: torch.device) -> Batch:
-        images = self._fetch(indices)
-        labels = None if self.labels is None else self.labels[indices]
-        return to_device(images, labels, self.spec, device, self.name)
+    def _hand_out(self, parts: Iterable[Tensor], device: torch.device) -> Iterator[Batch]:
+        for indices, images in self._fetched(parts):
+            labels = None if self.labels is None else self.labels[indices]
+            yield to_device(images, labels, self.spec, device, self.name)
+
+    def _fetched(self, parts: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Fetch images for one set of indices after the other, some sets ahead of what is asked for."""
+        if self._ahead == 0:
+            for indices in parts:
+                yield indices, self._fetch(indices)
+            return
+        waiting: deque[tuple[Tensor, Future[Tensor]]] = deque()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="modelfence-fetch")
+        try:
+            for indices in parts:
+                waiting.append((indices, pool.submit(self._fetch, indices)))
+                if len(waiting) > self._ahead:
+                    first, images = waiting.popleft()
+                    yield first, images.result()
+            for first, images in waiting:
+                yield first, images.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def subset(self, indices: Tensor, name: str | None = None) -> "IndexedDomain":
         """Return the domain of some of the images, without copying any.
@@ -225,6 +250,7 @@ class IndexedDomain:
             classes=self.classes,
             spec=self.spec,
             labels=None if self.labels is None else self.labels[indices],
+            ahead=self._ahead,
         )
 
     def split(self, fraction: float, seed: int) -> tuple["IndexedDomain", "IndexedDomain"]:
@@ -306,12 +332,11 @@ def check_labels(labels: Tensor, name: str, *, count: int | None = None, size: i
     wrong = labels < 0 if count is None else (labels < 0) | (labels >= count)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        problem = (
-            "negative; remove images without a label"
-            if count is None
-            else f"outside 0..{count - 1}; check the number of classes and the label map"
-        )
-        raise InputError(f"domain {name!r}: label {int(labels[row])} of image {row} is {problem}")
+        label = int(labels[row])
+        problem = f"outside 0..{count - 1}; check the number of classes and the label map" if count else "negative"
+        if label < 0:
+            problem = "negative; remove images without a label"
+        raise InputError(f"domain {name!r}: label {label} of image {row} is {problem}")
 
 
 def check_batching(

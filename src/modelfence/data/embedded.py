@@ -125,7 +125,8 @@ def _blended(digit: Pixels, photos: list[Pixels], rng: np.random.Generator, *, l
     lowest, highest = (0, border - SIDE) if left else (border, photo.shape[1] - SIDE)
     y, x = rng.integers(photo.shape[0] - SIDE + 1), rng.integers(lowest, highest + 1)
     crop = photo[y : y + SIDE, x : x + SIDE].astype(np.float32) * _PHOTO_STRENGTH
-    return np.abs(crop - digit[..., None].astype(np.float32)).round().astype(np.uint8)
+    blended: Pixels = np.abs(crop - digit[..., None].astype(np.float32)).round().astype(np.uint8)
+    return blended
 
 
 @cache

@@ -69,6 +69,8 @@ def _streamed(thing: Any, request: Request) -> Domain:
         raise InputError(f"{where} has no images; check the split and the filters")
     image = find_image_column(features, where, request.image_column)
     label = find_label_column(features, where, request.label_column)
+    if request.size is not None:  # the same images in each pass, however they are shuffled
+        thing = thing.take(request.size)
     if isinstance(features[image], Image):
         thing = thing.cast_column(image, Image(decode=False))
 

@@ -91,6 +91,12 @@ class ImageSpec:
         if images.dtype != torch.uint8:
             raise InputError(f"images are {images.dtype}; uint8 pixels 0..255 are needed to normalize")
         self.check(images)
+        if self.channels > 1 and images.is_contiguous(memory_format=torch.channels_last):
+            # rows of width x channels numbers: several times as quick as a broadcast over the channels alone
+            mean, std = _constants(self.mean, self.std, images.device, self.width)
+            rows = images.permute(0, 2, 3, 1).to(torch.float32).flatten(2)
+            rows.div_(255).sub_(mean).div_(std)
+            return rows.view(len(images), self.height, self.width, self.channels).permute(0, 3, 1, 2)
         mean, std = _constants(self.mean, self.std, images.device)
         return images.to(torch.float32).div_(255).sub_(mean).div_(std)
 
@@ -139,11 +145,13 @@ def _is_finite(value: object) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _constants(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, width: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and std as (C, 1, 1) tensors; kept, so that a step copies nothing to the device."""
+    """Return mean and std as (C, 1, 1), or repeated for a row of pixels as (width * C,).
+
+    They are kept, so that a training step copies nothing to the device.
+    """
     with torch.inference_mode(False):
-        return (
-            torch.tensor(mean, dtype=torch.float32, device=device).view(-1, 1, 1),
-            torch.tensor(std, dtype=torch.float32, device=device).view(-1, 1, 1),
-        )
+        pair = [torch.tensor(values, dtype=torch.float32, device=device) for values in (mean, std)]
+        first, second = (one.view(-1, 1, 1) if width is None else one.repeat(width) for one in pair)
+        return first, second

@@ -185,7 +185,7 @@ def from_memory(source: ImageSource, rows: Sequence[int], spec: ImageSpec) -> Ca
     for first in range(0, len(rows), _CHUNK):
         part = rows[first : first + _CHUNK]
         pixels[first : first + len(part)] = decode(source, part, spec)
-    return lambda indices: pixels[indices].permute(0, 3, 1, 2)
+    return lambda indices: pixels.index_select(0, indices).permute(0, 3, 1, 2)
 
 
 def on_demand(source: ImageSource, rows: Sequence[int], spec: ImageSpec) -> Callable[[Tensor], Tensor]:

@@ -146,7 +146,7 @@ class _Batched:
     def _image(self, image: object, row: int) -> Tensor:
         if _is_float(image):
             return _model_ready(image, self.request, self._where(row))
-        return torch.from_numpy(to_pixels(image, self.request.spec(), self._where(row))).permute(2, 0, 1)
+        return torch.tensor(to_pixels(image, self.request.spec(), self._where(row))).permute(2, 0, 1)
 
 
 class _Items:
@@ -210,7 +210,7 @@ def _is_float(image: object) -> bool:
 
 def _model_ready(image: object, request: Request, where: str) -> Tensor:
     """Take a floating-point image as what the model eats: float32 (C, H, W)."""
-    tensor = torch.as_tensor(image, dtype=torch.float32)
+    tensor = image.to(torch.float32) if isinstance(image, Tensor) else torch.tensor(image, dtype=torch.float32)
     if request.image is not None:
         request.image.check(tensor[None], where)
     elif tensor.ndim != 3:
@@ -236,4 +236,4 @@ def _model_ready_images(items: _Items, rows: Sequence[int], request: Request) ->
             read(row)
         return lambda indices: torch.stack([read(rows[index]) for index in indices.tolist()])
     store = torch.stack([read(row) for row in rows])
-    return lambda indices: store[indices]
+    return lambda indices: store.index_select(0, indices)

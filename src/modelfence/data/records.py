@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from modelfence.data.domain import IndexedDomain
+from modelfence.data.domain import IndexedDomain, check_labels
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.images import ImageSource, fits, from_memory, on_demand
 from modelfence.data.splits import sample
 from modelfence.errors import InputError
+
+_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,17 @@ def domain_of(records: Records, request: Request) -> IndexedDomain:
     spec = request.spec()
     chosen = sample(records.size, request.size or records.size)
     rows = chosen.tolist()
-    fetch = from_memory if fits(len(rows), spec, request.memory_limit_gib) else on_demand
+    labels = None if records.labels is None else records.labels[chosen]
+    if labels is not None:  # before the images are decoded, which may take long
+        count = request.classes or (len(records.classes) if records.classes else None)
+        check_labels(labels, request.name, count=count)
+    keep = fits(len(rows), spec, request.memory_limit_gib)
     return IndexedDomain(
         request.name,
-        fetch(records.source, rows, spec),
+        (from_memory if keep else on_demand)(records.source, rows, spec),
         len(rows),
         classes=records.classes,
         spec=spec,
-        labels=None if records.labels is None else records.labels[chosen],
+        labels=labels,
+        ahead=0 if keep else _AHEAD,
     )

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 from modelfence.data import catalog
 from modelfence.data.domain import Domain, IndexedDomain, check_labels
@@ -43,7 +45,8 @@ def as_domain(
         name: What tables and errors call it; by default the text, or the object's type.
         image: What the model eats; needed unless the images are floating point.
         split: Which part of a named data set or a divided folder; undivided ones are used whole.
-        size: Use at most so many images: a random choice that is always the same, or the first of a stream.
+        size: Use at most so many images: a random choice that is always the same, or the first of each pass of a
+            data loader or stream.
         classes: Number of classes the model has; labels and class names are checked against it.
         memory_limit_gib: Most memory for decoded images, in GiB.
         image_column: Name of the image column of a table; found by type and name when None.
@@ -74,18 +77,26 @@ def as_domain(
 
 def _dispatch(thing: object, request: Request) -> Domain:
     if isinstance(thing, Domain):
-        if request.size is None or not isinstance(thing, IndexedDomain):
-            return thing
-        return thing.subset(sample(len(thing), request.size))
+        if isinstance(thing, IndexedDomain) and request.size is not None:
+            return thing.subset(sample(len(thing), request.size))
+        return thing
     if isinstance(thing, str | Path):
         return from_text(str(thing), request)
     if is_hugging_face(thing):
         return from_hugging_face(thing, request)
-    if isinstance(thing, DataLoader) or (isinstance(thing, Iterable) and not isinstance(thing, Dataset | Mapping)):
-        return StreamDomain(thing, request.name, spec=request.image, count=request.classes, size=request.size)
+    return _from_torch(thing, request)
+
+
+def _from_torch(thing: Any, request: Request) -> Domain:
     if isinstance(thing, IterableDataset):
         return from_iterable_dataset(thing, request)
-    if isinstance(thing, Dataset) or (hasattr(thing, "__getitem__") and hasattr(thing, "__len__")):
+    if isinstance(thing, Dataset):
+        return from_dataset(thing, request)
+    if isinstance(thing, Iterable) and not isinstance(thing, Mapping | Tensor):
+        return StreamDomain(
+            thing, request.name, spec=request.image, count=request.classes, size=request.size
+        )
+    if hasattr(thing, "__getitem__") and hasattr(thing, "__len__") and not isinstance(thing, Mapping | Tensor):
         return from_dataset(thing, request)
     raise InputError(
         f"{type(thing).__name__} can't be a domain; give a DataLoader, a torch or Hugging Face dataset, a path, "
@@ -97,9 +108,10 @@ def _check_classes(domain: Domain, request: Request) -> None:
     if request.classes is None:
         return
     if domain.classes is not None and len(domain.classes) != request.classes:
+        names = ", ".join(domain.classes[:5]) + (", ..." if len(domain.classes) > 5 else "")
         raise InputError(
-            f"domain {request.name!r} has {len(domain.classes)} classes ({', '.join(domain.classes[:5])}, ...), the "
-            f"model {request.classes}; both need the same label set"
+            f"domain {request.name!r} has {len(domain.classes)} classes ({names}), the model {request.classes}; "
+            "both need the same label set"
         )
     if isinstance(domain, IndexedDomain) and domain.labels is not None:
         check_labels(domain.labels, request.name, count=request.classes)

@@ -301,6 +301,8 @@ def _joined(parts: Sequence[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     labels = [part.labels for part in parts if part.labels is not None]
+    if 0 < len(labels) < len(parts):
+        raise InputError("some batches of a stream have labels, others don't; label all images or none")
     return Batch(torch.cat([part.images for part in parts]), torch.cat(labels) if labels else None)
 
 

@@ -7,7 +7,11 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
+
+Answers = Int[Tensor, "images"]
+"""One class per image, int64."""
 
 PROTECTABLE_MARGIN = 0.05
 """How far above chance (as a fraction) a domain must stand before there is something to protect."""
@@ -15,14 +19,14 @@ PROTECTABLE_MARGIN = 0.05
 _ROUNDING = 1e-12
 
 
-def _check(predictions: Tensor, labels: Tensor) -> None:
+def _check(predictions: Answers, labels: Answers) -> None:
     if predictions.shape != labels.shape or predictions.ndim != 1:
         raise ValueError(
             f"predictions {tuple(predictions.shape)} and labels {tuple(labels.shape)} must be vectors of one length"
         )
 
 
-def accuracy(predictions: Tensor, labels: Tensor) -> float:
+def accuracy(predictions: Answers, labels: Answers) -> float:
     """Return the share of right predictions.
 
     Args:
@@ -45,7 +49,7 @@ def accuracy(predictions: Tensor, labels: Tensor) -> float:
     return int((predictions == labels).sum()) / labels.numel()
 
 
-def balanced_accuracy(predictions: Tensor, labels: Tensor, classes: int) -> float:
+def balanced_accuracy(predictions: Answers, labels: Answers, classes: int) -> float:
     """Return the mean of the recalls of the classes that occur among the labels.
 
     A model that answers one class alone scores 1/K here on every set that holds all K classes, while its
@@ -73,7 +77,7 @@ def balanced_accuracy(predictions: Tensor, labels: Tensor, classes: int) -> floa
     return float((right[present] / totals[present]).mean())
 
 
-def most_predicted_share(predictions: Tensor, classes: int) -> tuple[int, float]:
+def most_predicted_share(predictions: Answers, classes: int) -> tuple[int, float]:
     """Return the class that a model answers most often and the share of images that get it.
 
     Args:

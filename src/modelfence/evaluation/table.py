@@ -50,7 +50,8 @@ def evaluate(
         image: What the model eats; needed for domains that aren't normalized tensors already.
         batch_size: Images per forward pass.
         refresh_images: Unlabelled images per domain for the BatchNorm refresh, spread evenly over the domain.
-        refresh_on: Name to the domain whose images are used for its refresh; by default the domain itself.
+        refresh_on: Name to the domain whose images (the training split of a catalog name) are used for its
+            refresh; by default the domain itself.
         limit: Evaluate so many images of each domain, spread evenly over it.
         precision: ``"bf16"`` runs the networks under autocast; metrics are the same.
         device: Where to run; by default where the model is. A copy is run when the model is elsewhere.

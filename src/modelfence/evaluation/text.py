@@ -87,7 +87,7 @@ def _cells(score: "DomainScore", compared: bool, refresh: bool) -> list[tuple[st
     if compared:
         closures = [(score.closure, 8), (score.closure_balanced, 6), (score.closure_refreshed, 7)][: 2 + refresh]
         cells.append((percent(score.drop), 7))
-        cells += [(percent(value) if score.role == "unauthorized" else "", width) for value, width in closures]
+        cells += [(percent(value), width) for value, width in closures]
     top = f"{score.most_predicted_class}: {percent(score.most_predicted_share)}"
     return [*cells, (top, 11)]
 

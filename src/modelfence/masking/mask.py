@@ -24,7 +24,7 @@ class LayerSparsity(NamedTuple):
     total: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mask:
     """Which weights of one exact network are kept.
 
@@ -143,6 +143,7 @@ class Mask:
         """Write ``mask.safetensors`` (one bit a weight) and ``mask.json``; see docs/artifact.md.
 
         Raises:
+            InputError: The metadata isn't JSON.
             ArtifactError: The folder can't be written.
         """
         return save_mask(self, Path(folder))

@@ -15,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from modelfence.errors import ArtifactError
+from modelfence.errors import ArtifactError, InputError
 from modelfence.files import atomic_write, sha256
 from modelfence.masking.packing import pack_bits, unpack_bits
 
@@ -31,6 +31,7 @@ def save_mask(mask: "Mask", folder: Path) -> Path:
     """Write a mask; the record is written last, so that a killed save leaves no half mask that loads.
 
     Raises:
+        InputError: The metadata isn't JSON.
         ArtifactError: The folder can't be written.
     """
     names = sorted(mask.kept)
@@ -45,7 +46,7 @@ def save_mask(mask: "Mask", folder: Path) -> Path:
             for name in names
         ],
         "aliases": dict(mask.aliases),
-        "metadata": dict(mask.metadata),
+        "metadata": _plain(mask.metadata),
         "bits_sha256": sha256(bits),
     }
     atomic_write(folder / BITS, bits)
@@ -89,6 +90,14 @@ def _unpacked(packed: Tensor, table: list[Mapping[str, Any]], folder: Path) -> d
     if start != packed.numel():
         raise ArtifactError(f"{folder / BITS}: {packed.numel() - start} bytes more than the record names")
     return kept
+
+
+def _plain(metadata: Mapping[str, Any]) -> Any:
+    """Return the metadata as it will be read back: texts for keys, lists for tuples."""
+    try:
+        return json.loads(json.dumps(dict(metadata), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"mask metadata can't be saved ({error}); give JSON values only") from error
 
 
 def _written(record: Mapping[str, Any]) -> bytes:

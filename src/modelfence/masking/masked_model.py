@@ -14,6 +14,9 @@ from modelfence.masking.straight_through import masked_weight
 from modelfence.masking.unwrap import unwrap
 from modelfence.models.outputs import logits_of
 
+CHECKPOINTING_FLAGS = ("grad_checkpointing", "gradient_checkpointing", "memory_efficient")
+"""Attributes by which timm, Hugging Face and torchvision modules turn activation checkpointing on."""
+
 
 class MaskedModel(nn.Module):
     """A private frozen copy of a network (the teacher) and one real score per selected weight (the student).
@@ -128,18 +131,29 @@ def _working_copy(model: nn.Module, dtype: torch.dtype | None, channels_last: bo
     with torch.inference_mode(False):
         base = copy.deepcopy(model)
     base.requires_grad_(False).eval()
-    _switch_off_checkpointing(base)
-    if channels_last:
-        base.to(memory_format=torch.channels_last)
+    switch_off_checkpointing(base)
+    if dtype is not None:
+        base.float()  # autocast mixes float32 with its own dtype, but neither float16 nor float64
+    for value in base.parameters():
+        if channels_last and value.ndim == 4:
+            value.data = value.data.contiguous(memory_format=torch.channels_last)
     if dtype is not None:
         for parameter in maskable(base).values():
             parameter.data = parameter.data.to(dtype)
     return base
 
 
-def _switch_off_checkpointing(base: nn.Module) -> None:
-    """Activation checkpointing would recompute with the unmasked weights; the copy does without."""
-    for module in base.modules():
-        for attribute in ("grad_checkpointing", "gradient_checkpointing"):
-            if getattr(module, attribute, None) is True:
-                setattr(module, attribute, False)
+def _float_dtype(model: nn.Module) -> torch.dtype:
+    """Return the dtype of the first floating-point parameter: that of the images the network takes."""
+    return next((value.dtype for value in model.parameters() if value.is_floating_point()), torch.float32)
+
+
+def switch_off_checkpointing(model: nn.Module) -> None:
+    """Switch off activation checkpointing where a well-known flag does it, in place.
+
+    The backward pass would recompute activations after the call, with the unmasked weights.
+    """
+    for module in model.modules():
+        for flag in CHECKPOINTING_FLAGS:
+            if getattr(module, flag, None) is True:
+                setattr(module, flag, False)

@@ -7,9 +7,11 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, disable_saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 
 from modelfence.errors import InputError
+from modelfence.masking.masked_model import CHECKPOINTING_FLAGS, switch_off_checkpointing
 from modelfence.masking.selection import maskable
 from modelfence.masking.unwrap import unwrap
 from modelfence.models.outputs import logits_of
@@ -176,7 +178,7 @@ def _not_masked(base: nn.Module) -> Iterator[Finding]:
 
 def _checkpointing(base: nn.Module) -> Iterator[Finding]:
     for path, module in base.named_modules():
-        if any(getattr(module, name, None) is True for name in ("grad_checkpointing", "gradient_checkpointing")):
+        if any(getattr(module, flag, None) is True for flag in CHECKPOINTING_FLAGS):
             yield Finding(
                 "note",
                 path,
@@ -187,13 +189,21 @@ def _checkpointing(base: nn.Module) -> Iterator[Finding]:
 
 def _forward(base: nn.Module, sample: Tensor) -> Iterator[Finding]:
     probe, sample = _probe(base, sample)
+    switch_off_checkpointing(probe)
     try:
-        with torch.no_grad():
-            logits = logits_of(probe(sample))
+        logits = _with_gradients(probe, sample)
     except InputError as error:
         yield Finding("error", "", str(error), "see the model's forward")
         return
     except Exception as error:
+        if _RECOMPUTES in str(error):
+            yield Finding(
+                "error",
+                "",
+                f"{_RECOMPUTES} in the backward pass (torch.utils.checkpoint), where the mask no longer applies",
+                "switch activation checkpointing off in the model",
+            )
+            return
         yield Finding(
             "error",
             "",
@@ -205,6 +215,30 @@ def _forward(base: nn.Module, sample: Tensor) -> Iterator[Finding]:
         yield Finding("error", "", f"gives {logits.shape[0]} rows for {sample.shape[0]} images", "one row an image")
     if not bool(logits.isfinite().all()):
         yield Finding("error", "", "gives logits that are NaN or infinite", "check weights and normalization")
+
+
+_RECOMPUTES = "recomputes activations"
+
+
+def _with_gradients(probe: nn.Module, sample: Tensor) -> Tensor:
+    """Return the logits of a pass that keeps what a backward pass needs, as each learning step does.
+
+    Activation checkpointing that no flag switches off gives wrong gradients of the scores without any error, so it
+    is made to show: its new form saves tensors through hooks, its old form leaves a node in the graph.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), disable_saved_tensors_hooks(_RECOMPUTES):
+        logits = logits_of(probe(sample.clone().requires_grad_(sample.is_floating_point())))
+    pending: list[Node | None] = [logits.grad_fn]
+    seen: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith("CheckpointFunction"):
+            raise RuntimeError(_RECOMPUTES)
+        seen.add(node)
+        pending += [parent for parent, _ in node.next_functions]
+    return logits.detach()
 
 
 _RULES: tuple[Callable[[nn.Module], Iterator[Finding]], ...] = (

@@ -100,6 +100,7 @@ def learn_scores(
                 run.measure()
                 run.save()
             if stopped.is_set():
+                run.require_finite()
                 run.save()
                 raise Interrupted(_resume_text(session, run.step))
     return Learned(run.best if config.patience is not None else run.masked.kept(), run.history)
@@ -161,13 +162,8 @@ class _Run:
 
     def measure(self) -> None:
         """Add a row to the history; fail if a term wasn't finite since the last one."""
+        self.require_finite()
         means = {name: float(value) / max(self.summed, 1) for name, value in self.sums.items()}
-        if int(self.bad_step) >= 0:
-            terms = [name for name, value in self.sums.items() if not bool(value.isfinite())]
-            raise NonFiniteError(
-                f"step {int(self.bad_step)}: loss term {terms[0] if terms else 'sum'!r} became NaN or infinite; "
-                "lower learning_rate, or use precision fp32"
-            )
         now = time.monotonic()
         self._spent, self._clock = self._spent + now - self._clock, now
         row: Row = {"step": self.step, "loss": sum(means.values()), **means, "kept": self.masked.kept_share()}
@@ -180,6 +176,25 @@ class _Run:
         self._keep_best(row)
         if self.session.progress is not None and self.fabric.is_global_zero:
             self.session.progress(row)
+
+    def require_finite(self) -> None:
+        """Refuse to go on, or to save, once a term or a score is NaN or infinite.
+
+        Raises:
+            NonFiniteError: Names the step and the term, or the weight whose score broke.
+        """
+        remedy = "lower learning_rate, or use precision fp32"
+        if int(self.bad_step) >= 0:
+            terms = [name for name, value in self.sums.items() if not bool(value.isfinite())]
+            named = terms[0] if terms else "sum"
+            raise NonFiniteError(
+                f"step {int(self.bad_step)}: loss term {named!r} became NaN or infinite; {remedy}"
+            )
+        for name, score in zip(self.masked.names, self.masked.scores, strict=True):
+            if not bool(score.isfinite().all()):
+                raise NonFiniteError(
+                    f"step {self.step}: the gradient of {name!r} became NaN or infinite; {remedy}"
+                )
 
     def _keep_best(self, row: Row) -> None:
         if self.config.patience is None:
@@ -200,9 +215,9 @@ class _Run:
         tensors = {f"best/{name}": kept for name, kept in self.best.items()}
         tensors |= {f"sum/{name}": value for name, value in self.sums.items()}
         for index, score in enumerate(self.masked.scores):
-            moments = self.optimizer.state[score]
-            tensors |= {f"score/{index}": score, f"adam/{index}/step": moments["step"]}
-            tensors |= {f"adam/{index}/{key}": moments[key] for key in ("exp_avg", "exp_avg_sq")}
+            moments = self.optimizer.state[score]  # empty for a weight that the logits don't depend on
+            tensors[f"score/{index}"] = score
+            tensors |= {f"adam/{index}/{key}": value for key, value in moments.items()}
         facts = {
             "identity": self.identity,
             "step": self.step,
@@ -223,6 +238,8 @@ class _Run:
         with torch.no_grad():
             for index, score in enumerate(self.masked.scores):
                 score.copy_(tensors[f"score/{index}"])
+                if f"adam/{index}/step" not in tensors:
+                    continue
                 moments = self.optimizer.state[score]
                 moments["step"] = tensors[f"adam/{index}/step"].to(score.device)
                 for key in ("exp_avg", "exp_avg_sq"):

@@ -10,7 +10,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from modelfence.errors import ArtifactError, InputError
-from modelfence.files import atomic_write
+from modelfence.files import atomic_write, sha256
 from modelfence.masking.digest import digest_of_tensors
 
 
@@ -21,7 +21,8 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         ArtifactError: The file can't be written.
     """
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = {"facts": json.dumps(facts), "digest": digest_of_tensors(plain)}
+    text = {"facts": json.dumps(facts)}
+    text["digest"] = _digest(plain, text["facts"])
     atomic_write(path, save_tensors(plain, metadata=text))
 
 
@@ -38,9 +39,13 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         facts: dict[str, Any] = json.loads(text["facts"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: truncated or altered ({error}); start again with --force") from error
-    if digest_of_tensors(tensors) != text.get("digest"):
+    if _digest(tensors, text["facts"]) != text.get("digest"):
         raise ArtifactError(f"{path}: altered (digest doesn't fit its content); start again with --force")
     return tensors, facts
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    return sha256((digest_of_tensors(tensors) + facts).encode())
 
 
 def require_same_run(path: Path, facts: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

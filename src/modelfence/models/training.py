@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import torch
 from pydantic import ConfigDict, Field
@@ -266,12 +266,11 @@ def _epochs(
             losses.append(loop.step((epoch - 1) * steps + number, images, labels))
             if len(losses) % _CHECK_EVERY == 0 or len(losses) == steps:
                 _check_finite(losses, epoch)
+        accuracy = accuracy_on(model, validation, device=fabric.device, precision=loop.precision)
         row = {
             "epoch": float(epoch),
-            "loss": float(torch.stack(losses).mean()),
-            "validation_accuracy": accuracy_on(
-                model, validation, device=fabric.device, precision=loop.precision
-            ),
+            "loss": float(cast(Tensor, fabric.all_reduce(torch.stack(losses).mean()))),
+            "validation_accuracy": fabric.broadcast(accuracy),  # running statistics differ between processes
             "learning_rate": float(loop.optimizer.param_groups[0]["lr"]),
             "seconds": time.perf_counter() - started,
         }

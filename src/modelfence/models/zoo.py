@@ -60,7 +60,9 @@ def create_model(name: str, classes: int, image: ImageSpec, **args: Any) -> nn.M
     else:
         known = list(inspect.signature(build).parameters)[3:]
         for key in sorted(args.keys() - set(known)):
-            raise InputError(f"model {name!r}: unknown argument {key!r}; it takes {', '.join(known) or 'none'}")
+            raise InputError(
+                f"model {name!r}: unknown argument {key!r}; it takes {', '.join(known) or 'none'}"
+            )
         model = build(name, classes, image, **args)
     return check_model(model, name, classes=classes, image=image)
 
@@ -255,7 +257,8 @@ def _load_imagenet(model: nn.Module, name: str, *, skip: tuple[str, ...]) -> Non
     import torchvision
 
     try:
-        weights = torchvision.models.get_model_weights(name).DEFAULT.get_state_dict(progress=False)
+        choice = torchvision.models.get_model_weights(name).DEFAULT
+        weights = choice.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except (OSError, RuntimeError) as error:
         raise InputError(_no_weights(name, error)) from error
     own = model.state_dict()

@@ -79,9 +79,11 @@ def _front_matter(evaluation: Evaluation, title: str) -> list[str]:
 
 
 def _table(evaluation: Evaluation) -> list[str]:
-    header, rows = wording.cells(evaluation)
+    columns = wording.columns(evaluation)
+    header = [f"{column.group} {column.title}".strip() for column in columns]
+    rows = zip(*([_plain(value) for value in column.values] for column in columns), strict=True)
     lines = [header, ["---", "---", *["---:"] * (len(header) - 2)], *rows]
-    return [f"| {' | '.join(_plain(cell) if cell.strip('-:') else cell for cell in line)} |" for line in lines]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _row_values(evaluation: Evaluation) -> list[str]:

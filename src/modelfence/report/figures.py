@@ -132,6 +132,7 @@ def history_figure(history: Sequence[Mapping[str, Any]]) -> "Figure":
         One panel for each kind of number that is there, over a common step axis; lines carry their names.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     curves = _curves(history, lambda key: key == "source_accuracy" or key.startswith("target_accuracy"), scale=100)
     panels: list[tuple[str, dict[str, tuple[list[float], list[float]]], float]] = []
@@ -142,11 +143,13 @@ def history_figure(history: Sequence[Mapping[str, Any]]) -> "Figure":
         for key, title, scale in (("loss", "loss", 1), ("kept", "weights kept (percent)", 100))
         if (found := _curves(history, key.__eq__, scale=scale))
     ]
+    steps = sorted({step for _, found, _ in panels for known, _ in found.values() for step in known})
     heights = [height for _, _, height in panels] or [1.0]
     figure = Figure(figsize=(style.WIDTH, sum(heights) + 0.45 + 0.25 * len(heights)), layout="constrained")
     grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (title, found, height) in zip(grid, panels, strict=False):
         _draw_curves(axes, title, found, height)
+    grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True) if len(steps) > 1 else FixedLocator(steps))
     grid[-1].set_xlabel("step")
     return figure
 
@@ -179,15 +182,13 @@ def _draw_curves(
         axes.set_ylim(0, 101)
     if len(curves) == 1 and not accuracies:
         ((steps, values),) = curves.values()
-        axes.plot(
-            steps, values, color=style.MUTED, linewidth=1.4, marker="o" if len(steps) == 1 else None, markersize=4
-        )
+        axes.plot(steps, values, color=style.MUTED, linewidth=1.4, marker=_marker(steps))
         return
     ends = spread([values[-1] for _, values in curves.values()], gap=100 * 0.16 / height, low=2, high=99)
     targets = [key for key in curves if key != "source_accuracy"]
     for (key, (steps, values)), end in zip(curves.items(), ends, strict=True):
         colour, dashes, width = _line_look(targets.index(key) if key in targets else None)
-        axes.plot(steps, values, color=colour, linestyle=dashes, linewidth=width)
+        axes.plot(steps, values, color=colour, linestyle=dashes, linewidth=width, marker=_marker(steps))
         beside_axes = axes.get_yaxis_transform()
         axes.plot([1.005, 1.035], [values[-1], end], color=colour, linewidth=1, transform=beside_axes, clip_on=False)
         label = f"{values[-1]:.1f} {shorten(_curve_name(key), 20)}"
@@ -197,6 +198,11 @@ def _draw_curves(
 
 _TARGET_COLOURS = (style.UNAUTHORIZED, "#7c5cbf", "#2f6fb3", style.REFRESHED, "#b0387a", "#5b7f2b")
 _DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+
+
+def _marker(steps: list[float]) -> str | None:
+    """Return the mark of a curve: none, or a dot where a single value makes no line."""
+    return "." if len(steps) == 1 else None
 
 
 def _line_look(target: int | None) -> tuple[str, Any, float]:

@@ -1,6 +1,7 @@
 """The report of a run: one HTML file that needs nothing else, not even scripts."""
 
 import html
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,8 @@ def write_report(
         style.save_figure(figure, folder / "figures", name)
     shown = {name: _figure_markup(*parts) for name, parts in drawn.items()}
     sections = [
-        _section("Summary", _summary(evaluation) + _notes(evaluation)),
-        _section("Accuracy", shown["accuracy"] + _table(evaluation)),
+        _section("Summary", _summary(evaluation)),
+        _section("Accuracy", shown["accuracy"] + _table(evaluation) + _notes(evaluation)),
         _section("What this does not protect from", _list(wording.limits(evaluation))),
     ]
     titles = {"samples": "What the domains look like", "layers": "What the mask cuts", "history": "How it was learned"}
@@ -130,16 +131,26 @@ def _notes(evaluation: Evaluation) -> str:
 
 
 def _table(evaluation: Evaluation) -> str:
-    header, rows = wording.cells(evaluation)
-    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in header)
-    lines = []
-    for score, (name, *rest) in zip(evaluation.scores, rows, strict=True):
-        data = "".join(f"<td>{html.escape(cell)}</td>" for cell in rest)
-        lines.append(f'<tr class="{score.role}"><th scope="row">{html.escape(name)}</th>{data}</tr>')
+    columns = [column for column in wording.columns(evaluation) if column.title not in ("domain", "role")]
+    groups = [(group, list(members)) for group, members in itertools.groupby(columns, key=lambda column: column.group)]
+    top, low = ['<th scope="col" rowspan="2">domain</th>'], []
+    for group, members in groups:
+        if group:
+            top.append(f'<th scope="colgroup" colspan="{len(members)}" class="group">{group}</th>')
+            low += [f'<th scope="col">{column.title}</th>' for column in members]
+        else:
+            top += [f'<th scope="col" rowspan="2">{column.title}</th>' for column in members]
+    rows = [
+        f'<tr class="{score.role}"><th scope="row">{_breakable(score.name)}<small>{score.role}</small></th>'
+        + "".join(f"<td>{column.values[index]}</td>" for column in columns)
+        + "</tr>"
+        for index, score in enumerate(evaluation.scores)
+    ]
     caption = f"Percent; {evaluation.classes} classes, chance {percent(evaluation.chance)}. A dash is undefined."
     return (
         '<div class="wide" role="region" aria-label="Accuracy table" tabindex="0"><table>'
-        f"<caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f"<caption>{caption}</caption><thead><tr>{''.join(top)}</tr><tr>{''.join(low)}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -153,6 +164,10 @@ def _configuration(config: Mapping[str, Any]) -> str:
         '<thead><tr><th scope="col">key</th><th scope="col">value</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _breakable(name: str) -> str:
+    return html.escape(name).replace("_", "_<wbr>")
 
 
 def _list(sentences: Sequence[str]) -> str:

@@ -33,6 +33,7 @@ _SETTINGS = {
     "font.size": 9.0,
     "font.family": "sans-serif",
     "text.color": INK,
+    "axes.facecolor": "none",
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
     "axes.labelsize": 8.5,

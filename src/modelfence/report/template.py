@@ -12,7 +12,7 @@ _STYLE = f"""
 @media (prefers-color-scheme:dark){{:root{{--ink:#e6e9ed;--muted:#9aa5b1;--grid:#343b44;--before:#64707d;
 --authorized:#2bb3a9;--unauthorized:#f0713f;--refreshed:#e8b45a;--paper:#14181d;--raised:#1e242b}}}}
 *{{box-sizing:border-box}}
-body{{margin:0 auto;max-width:62rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
+body{{margin:0 auto;max-width:66rem;padding:1.5rem 1rem 4rem;background:var(--paper);color:var(--ink);
 font:1rem/1.55 system-ui,sans-serif}}
 h1{{font-size:1.6rem;line-height:1.25;margin:0 0 .25rem;overflow-wrap:anywhere}}
 h2{{font-size:1.2rem;margin:2.5rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--grid)}}
@@ -33,13 +33,17 @@ svg *{{stroke-linejoin:round;stroke-linecap:butt}}
 svg text{{font-family:system-ui,sans-serif!important}}
 table{{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;margin:.75rem 0}}
 caption{{padding-bottom:.4rem}}
-th,td{{padding:.35rem .6rem;text-align:right;border-bottom:1px solid var(--grid);vertical-align:bottom}}
-th[scope=row],th:first-child,td:nth-child(2),th:nth-child(2){{text-align:left}}
-thead th{{color:var(--muted);font-weight:500;min-width:4.6rem}}
-tbody th{{font-weight:600;white-space:nowrap}}
-tr.authorized th{{color:var(--authorized)}}
+th,td{{padding:.35rem .45rem;text-align:right;border-bottom:1px solid var(--grid);vertical-align:baseline}}
+thead th{{vertical-align:bottom}}
+th[scope=row],thead tr:first-child th:first-child,.config td{{text-align:left}}
+thead th{{color:var(--muted);font-weight:500}}
+th.group{{text-align:center;border-left:.5rem solid var(--paper)}}
+tbody th{{font-weight:600;position:sticky;left:0;background:var(--paper);
+min-width:8rem;max-width:12rem;overflow-wrap:break-word}}
+th small{{display:block;font-weight:400;font-size:.75rem;color:var(--unauthorized)}}
+.authorized small{{color:var(--authorized)}}
 .config td,.config tbody th{{font-family:ui-monospace,monospace;font-weight:400;overflow-wrap:anywhere}}
-.config td{{white-space:normal;min-width:12rem}}
+.config td{{min-width:12rem}}
 @media print{{svg{{max-width:16cm}}section{{break-inside:avoid}}}}
 """
 

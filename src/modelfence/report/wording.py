@@ -1,7 +1,7 @@
 """What every report says in words: limits, footnotes, the resolved configuration as flat lines."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.text import percent
@@ -36,8 +36,8 @@ def limits(evaluation: Evaluation) -> list[str]:
 
 
 def footnotes(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Return every flag of every domain as (domain name, sentence)."""
-    return [(score.name, flag) for score in evaluation.scores for flag in score.flags]
+    """Return what must be said about each domain: (name, sentence), for the domains with any flag."""
+    return [(score.name, "; ".join(score.flags)) for score in evaluation.scores if score.flags]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -63,36 +63,49 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return lines
 
 
-def cells(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
-    """Return the table of a report as text: column names, and one row per domain.
+class Column(NamedTuple):
+    """A column of a report's table.
+
+    Attributes:
+        group: Heading over neighbouring columns, empty for a column by itself.
+        title: Heading of the column.
+        values: One text per domain; numbers in percent with one decimal, ``-`` where undefined.
+    """
+
+    group: str
+    title: str
+    values: list[str]
+
+
+def columns(evaluation: Evaluation) -> list[Column]:
+    """Return the table of a report, column by column: domain, role, numbers.
 
     Args:
-        evaluation: The table that is reported; columns that nothing fills are left out.
+        evaluation: The table that is reported.
 
     Returns:
-        Header and rows of equal length; numbers in percent with one decimal, ``-`` where undefined.
+        The columns; those that nothing fills are left out.
     """
-    compared = any(score.before for score in evaluation.scores)
+    scores = evaluation.scores
+    compared = any(score.before for score in scores)
     refresh = evaluation.refresh_images is not None
-    columns: list[tuple[str, list[str]]] = [
-        ("domain", [score.name for score in evaluation.scores]),
-        ("role", [score.role for score in evaluation.scores]),
-        ("images", [str(score.images) for score in evaluation.scores]),
+    found = [
+        Column("", "domain", [score.name for score in scores]),
+        Column("", "role", [score.role for score in scores]),
+        Column("", "images", [f"{score.images:,}" for score in scores]),
     ]
-    measured = [("accuracy", "accuracy"), ("balanced accuracy", "balanced_accuracy")]
-    measured += [("refreshed accuracy", "refreshed_accuracy")] if refresh else []
-    for title, key in measured:
+    measured = [("accuracy", "accuracy"), ("balanced", "balanced_accuracy")]
+    for title, key in [*measured, *([("refreshed", "refreshed_accuracy")] if refresh else [])]:
+        after = [percent(getattr(score, key)) for score in scores]
         if compared:
-            before = [percent(getattr(score.before, key, None)) for score in evaluation.scores]
-            columns.append((f"{title} before", before))
-        after = [percent(getattr(score, key)) for score in evaluation.scores]
-        columns.append((f"{title} after" if compared else title, after))
+            found.append(Column(title, "before", [percent(getattr(score.before, key, None)) for score in scores]))
+            found.append(Column(title, "after", after))
+        else:
+            found.append(Column("", title, after))
     if compared:
-        derived = [("drop", "drop"), ("relative drop", "relative_drop"), ("closure", "closure")]
-        derived += [("closure, balanced", "closure_balanced")]
-        derived += [("closure, refreshed", "closure_refreshed")] if refresh else []
-        for title, key in derived:
-            columns.append((title, [percent(getattr(score, key)) for score in evaluation.scores]))
-    answers = [f"{score.most_predicted_class}: {percent(score.most_predicted_share)}" for score in evaluation.scores]
-    columns.append(("most given class", answers))
-    return [title for title, _ in columns], [list(row) for row in zip(*(column for _, column in columns), strict=True)]
+        derived = [("drop", "points", "drop"), ("drop", "relative", "relative_drop"), ("closure", "plain", "closure")]
+        derived.append(("closure", "balanced", "closure_balanced"))
+        derived += [("closure", "refreshed", "closure_refreshed")] if refresh else []
+        found += [Column(group, title, [percent(getattr(s, key)) for s in scores]) for group, title, key in derived]
+    answers = [f"{score.most_predicted_class}: {percent(score.most_predicted_share)}" for score in scores]
+    return [*found, Column("", "most given class", answers)]

@@ -1,0 +1,188 @@
+"""The output folder of a run: the checkpoint to ship, the owner's record, and what was measured."""
+
+import csv
+import io
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import nn
+
+from modelfence.errors import ArtifactError
+from modelfence.evaluation.result import Evaluation
+from modelfence.files import atomic_write
+from modelfence.masking.mask import Mask
+from modelfence.methods.config import MaskConfig
+from modelfence.models.load import WEIGHTS_FILE, LoadedModel, save_model
+from modelfence.models.weights import without_ties
+from modelfence.report.card import model_card
+
+FORMAT = 1
+REPORT, HISTORY, CARD, RUN, MASK, STATE = "report.json", "history.csv", "README.md", "run.toml", "mask", "state"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """Everything that goes into an output folder; :func:`write_artifact` writes it.
+
+    Attributes:
+        model: The confined network.
+        mask: The mask folded into it.
+        masks: Where each unauthorized domain got its own: those masks by name.
+        history: One row per measurement during learning.
+        config: The method's configuration.
+        origin: How the original network is built and what it eats; None writes the weights without that record.
+        evaluation: What was measured; None leaves out the table and the model card.
+        facts: Further JSON values for ``report.json``, such as seconds.
+    """
+
+    model: nn.Module
+    mask: Mask
+    masks: Mapping[str, Mask] = field(default_factory=dict)
+    history: Sequence[Mapping[str, float]] = ()
+    config: MaskConfig
+    origin: LoadedModel | None = None
+    evaluation: Evaluation | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
+    """Write an output folder. ``report.json`` comes last: where it is, the folder is complete.
+
+    Args:
+        folder: Where to; made when missing, files with the same names are replaced.
+        artifact: What goes into it.
+
+    Returns:
+        The content of ``report.json``.
+
+    Raises:
+        ArtifactError: The folder can't be written.
+    """
+    method = type(artifact.config).__name__
+    _write_model(folder, artifact, method)
+    artifact.mask.save(folder / MASK)
+    for number, mask in enumerate(artifact.masks.values()):
+        mask.save(folder / MASK / str(number))
+    atomic_write(folder / HISTORY, history_text(artifact.history))
+    if artifact.evaluation is not None:
+        names = ", ".join(score.name for score in artifact.evaluation.authorized)
+        card = model_card(
+            artifact.evaluation, {"method": method, **asdict(artifact.config)}, title=f"Model for {names}"
+        )
+        atomic_write(folder / CARD, card)
+    report = {
+        "format": FORMAT,
+        "method": method,
+        "evaluation": None if artifact.evaluation is None else artifact.evaluation.to_dict(),
+        "mask": {
+            "cut_share": artifact.mask.cut_share(),
+            "base_digest": artifact.mask.base_digest,
+            "folded_digest": artifact.mask.folded_digest,
+            "layers": [[name, int(kept.sum()), kept.numel()] for name, kept in artifact.mask.kept.items()],
+        },
+        **artifact.facts,
+        "machine": machine(),
+    }
+    atomic_write(folder / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    return report
+
+
+def _write_model(folder: Path, artifact: Artifact, method: str) -> None:
+    origin = artifact.origin
+    if origin is None:
+        weights, _ = without_ties(artifact.model.state_dict())
+        plain = {name: value.cpu() for name, value in weights.items()}
+        atomic_write(folder / WEIGHTS_FILE, safetensors_bytes(plain, metadata={"format": "pt"}))
+        return
+    save_model(
+        folder,
+        artifact.model,
+        reference=origin.reference,
+        args=origin.args,
+        classes=origin.classes,
+        image=origin.image,
+        extra={"confined_by": method, **({"class_names": names} if (names := origin.extra.get("class_names")) else {})},
+    )
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Read the ``report.json`` of an output folder.
+
+    Raises:
+        ArtifactError: It is missing or altered, or the folder holds something else.
+    """
+    path = folder / REPORT
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        form = int(report["format"])
+    except OSError as error:
+        raise ArtifactError(f"{path}: can't be read ({error.strerror}); name the folder of a finished run") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path}: truncated or altered; run it again") from error
+    if form > FORMAT:
+        raise ArtifactError(f"{path}: format {form} is newer than this modelfence reads ({FORMAT}); upgrade it")
+    return dict(report)
+
+
+def history_text(history: Sequence[Mapping[str, float]]) -> str:
+    r"""Write rows as CSV, one column for each name that occurs; a row without it has an empty field.
+
+    Example:
+        >>> print(history_text([{"step": 1, "loss": 0.5}, {"step": 2, "kept": 1.0}]).replace("\r", ""), end="")
+        step,loss,kept
+        1,0.5,
+        2,,1.0
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in history for name in row)))
+    writer.writeheader()
+    writer.writerows(history)
+    return text.getvalue()
+
+
+def read_history(folder: Path) -> list[dict[str, float]]:
+    """Read the ``history.csv`` of an output folder.
+
+    Raises:
+        ArtifactError: It is missing or altered.
+    """
+    path = folder / HISTORY
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        return [{name: float(value) for name, value in row.items() if value} for row in rows]
+    except OSError as error:
+        raise ArtifactError(f"{path}: can't be read ({error.strerror}); name the folder of a finished run") from error
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"{path}: truncated or altered ({error}); run it again") from error
+
+
+def machine() -> dict[str, Any]:
+    """Say what a run was computed on: device, threads, versions."""
+    from modelfence import __version__
+
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "modelfence": __version__,
+    }
+
+
+def peak_memory_mib() -> float | None:
+    """Return the most memory this process has used so far in MiB: on the GPU if there is one; None if unknown."""
+    if torch.cuda.is_available():
+        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -1,0 +1,58 @@
+"""``modelfence evaluate``: accuracies of a model, and drops against the one it was made from."""
+
+import click
+
+from modelfence.cli import options
+from modelfence.cli.console import Console
+
+
+@click.command(name="evaluate", short_help="Measure a model on domains.")
+@click.argument("model")
+@click.argument("domains", metavar="[DOMAIN]...", nargs=-1)
+@click.option("--before", metavar="BASE", help="The model it was made from: a folder, a reference or a weights file.")
+@click.option("--authorized", multiple=True, metavar="NAME", help="The authorized domain; by default the first.")
+@options.model_options
+@options.sets
+@options.as_json
+def command(
+    model: str,
+    domains: tuple[str, ...],
+    before: str | None,
+    authorized: tuple[str, ...],
+    weights: str | None,
+    classes: int | None,
+    image_size: int | None,
+    sets: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    r"""Measure a model on the test images of domains.
+
+    MODEL is a folder that a model was saved to, a network with --weights, package.module:factory, or a run file, whose
+    domains are taken when none is named. A DOMAIN is a catalog name, a path, hub:owner/name, or name=one of these.
+
+    \b
+    modelfence evaluate out/ mnist usps --before sl/
+    modelfence evaluate sl/ mnist --set evaluate.limit=1000
+    """
+    import torch
+
+    from modelfence.cli.parts import load_test
+    from modelfence.cli.reference import load, load_before, named_domains, run_of
+    from modelfence.evaluation.table import evaluate
+
+    console = Console(as_json=as_json)
+    run = run_of(model, weights=weights, classes=classes, image_size=image_size, sets=sets)
+    named = named_domains(domains, run)
+    loaded = load(run.model, run.image, model)
+    table = evaluate(
+        loaded.model,
+        {name: load_test(name, text, loaded.image, loaded.classes) for name, text in named.items()},
+        before=load_before(before, loaded).model if before else None,
+        authorized=list(authorized) or None,
+        limit=run.evaluate.limit,
+        batch_size=run.evaluate.batch_size,
+        refresh_images=run.evaluate.refresh_images,
+        precision=run.evaluate.precision,
+        device="cuda" if torch.cuda.is_available() else None,
+    )
+    console.result(str(table), table.to_dict())

@@ -1,0 +1,117 @@
+"""The parts of a domain that a run learns on, chooses by and measures on; no image is in two of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelfence.cli.tables import DataTable
+from modelfence.data import catalog
+from modelfence.data.domain import IndexedDomain
+from modelfence.data.files import local_path
+from modelfence.data.image_spec import ImageSpec
+from modelfence.data.sources import as_domain
+from modelfence.data.splits import protocol
+from modelfence.errors import InputError
+
+_TEST_SPLITS = ("test", "val", "valid", "validation", "dev")
+_TEST_SHARE, _TEST_SEED = 1 / 6, 0  # of a domain that isn't divided; never changed, so that test images stay the same
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One domain in three parts.
+
+    Attributes:
+        train: To learn on.
+        validation: To choose an epoch by.
+        test: To measure on.
+    """
+
+    train: IndexedDomain
+    validation: IndexedDomain
+    test: IndexedDomain
+
+
+def load_parts(name: str, text: str, data: DataTable, image: ImageSpec, classes: int | None = None) -> Parts:
+    """Load a domain and divide it.
+
+    The test part is the domain's own test split; an undivided folder gives a sixth of its images. Of the rest, seeded
+    random images validate and train, as in the protocol of the paper (5,000 and 1,000); a small domain gives a sixth
+    to validation and the rest to training.
+
+    Args:
+        name: What tables call it.
+        text: A catalog name, a path, or ``hub:owner/name``.
+        data: Sizes and seed.
+        image: What the model eats.
+        classes: The model's number of classes; None doesn't check it.
+
+    Raises:
+        InputError: The domain can't be had, an image can't be decoded, or labels don't fit the classes.
+    """
+    whole = _load(name, text, "train", image, classes)
+    split = _test_split(text)
+    if split is None:
+        whole, test = whole.split(_TEST_SHARE, _TEST_SEED)
+    else:
+        test = _load(name, text, split, image, classes)
+    size = len(whole)
+    validation = min(data.validation_size, max(1, size // 6))
+    wanted = size - validation if data.train_size == "whole" else min(int(data.train_size), size - validation)
+    train_rows, validation_rows = protocol(size, wanted, validation, seed=data.seed)
+    return Parts(whole.subset(train_rows), whole.subset(validation_rows), test)
+
+
+def load_test(name: str, text: str, image: ImageSpec, classes: int | None = None) -> IndexedDomain:
+    """Load a domain's own test split; of one that isn't divided, all images.
+
+    Raises:
+        InputError: As for :func:`load_parts`.
+    """
+    return _load(name, text, _test_split(text) or "train", image, classes)
+
+
+def check_class_names(domains: Sequence[IndexedDomain], wanted: Sequence[str] | None = None) -> None:
+    """Refuse domains that have the same class names in another order: their labels would be mixed up.
+
+    Args:
+        domains: Domains of one run.
+        wanted: The model's class names, where they are known; otherwise those of the first domain.
+
+    Raises:
+        InputError: The names of two are the same but not their order; the text names domain and class.
+    """
+    known, owner = (list(wanted), "the model") if wanted else (None, "")
+    for domain in domains:
+        if domain.classes is None:
+            continue
+        names = [name.casefold() for name in domain.classes]
+        if known is None:
+            known, owner = names, f"domain {domain.name!r}"
+        reference = [name.casefold() for name in known]
+        if sorted(names) == sorted(reference) and names != reference:
+            place = next(row for row, pair in enumerate(zip(names, reference, strict=True)) if pair[0] != pair[1])
+            raise InputError(
+                f"domain {domain.name!r}: class {place} is {domain.classes[place]!r}, for {owner} it is "
+                f"{known[place]!r}; put the classes into the same order"
+            )
+
+
+def _load(name: str, text: str, split: str, image: ImageSpec, classes: int | None) -> IndexedDomain:
+    domain = as_domain(text, name=name, image=image, split=split, classes=classes)
+    if not isinstance(domain, IndexedDomain):
+        raise InputError(f"domain {name!r}: is a stream; the command line needs images that can be counted")
+    return domain
+
+
+def _test_split(text: str) -> str | None:
+    """Return the split to measure on, or None for a local collection that isn't divided."""
+    if text.startswith("hub:") or text in catalog.names():
+        return "test"
+    path = Path(text).expanduser()
+    for split in _TEST_SPLITS:
+        try:
+            return split if local_path(path, split) != local_path(path, "train") else None
+        except InputError:
+            continue
+    raise InputError(f"{text}: has no test split; name it one of {', '.join(_TEST_SPLITS)}")

@@ -1,0 +1,113 @@
+"""A model as it is named on the command line or in a run file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modelfence.cli.runfile import Run, read_run
+from modelfence.cli.tables import ModelTable, domain_name
+from modelfence.data.image_spec import ImageSpec
+from modelfence.errors import InputError
+from modelfence.models.load import LoadedModel, load_model
+from modelfence.models.zoo import create_model
+
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+
+
+def model_option(text: str) -> dict[str, Any]:
+    """Return the ``[model]`` table that a text on the command line stands for.
+
+    Example:
+        >>> model_option("vgg11"), model_option("runs/sl"), model_option("my.module:build")
+        ({'name': 'vgg11'}, {'path': 'runs/sl'}, {'factory': 'my.module:build'})
+    """
+    if Path(text).is_dir() or "/" in text or "\\" in text or text.startswith("."):
+        return {"path": text}
+    return {"factory": text} if ":" in text else {"name": text}
+
+
+def image_option(size: int | None) -> dict[str, Any] | None:
+    """Return the ``[image]`` table of a square RGB image with pixels scaled to -1..1."""
+    if size is None:
+        return None
+    return {"channels": 3, "height": size, "width": size, "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+def run_of(
+    text: str, *, weights: str | None, classes: int | None, image_size: int | None, sets: tuple[str, ...] = ()
+) -> Run:
+    """Return the run that a MODEL argument stands for: a run file, or a model with options."""
+    is_file = text.endswith(".toml")
+    options = {
+        "model": ("MODEL", None if is_file else model_option(text)),
+        "model.weights": ("--weights", weights),
+        "model.classes": ("--classes", classes),
+        "image": ("--image-size", image_option(image_size)),
+    }
+    return read_run(text if is_file else None, options=options, sets=sets)
+
+
+def load(table: ModelTable | None, image: ImageSpec | None, where: str) -> LoadedModel:
+    """Load the trained model of a run.
+
+    Args:
+        table: The ``[model]`` table.
+        image: The ``[image]`` table.
+        where: What names the model, for the error when there is none.
+
+    Raises:
+        InputError: There is no model, or it can't be loaded.
+    """
+    if table is None:
+        raise InputError(f"{where}: model: is missing; give a table [model] or --model")
+    return load_model(
+        table.reference, classes=table.classes, image=image, weights=table.weights, args=table.args or None
+    )
+
+
+def load_untrained(table: ModelTable, image: ImageSpec, classes: int) -> LoadedModel:
+    """Build a network with new weights, or load one to train on; seed torch's generator first.
+
+    Raises:
+        InputError: It can't be built or loaded.
+    """
+    if table.name is not None and table.weights is None:
+        model = create_model(table.name, classes, image, **table.args)
+        return LoadedModel(model, image, classes, table.name, dict(table.args))
+    return load_model(table.reference, classes=classes, image=image, weights=table.weights, args=table.args or None)
+
+
+def load_before(text: str, after: LoadedModel) -> LoadedModel:
+    """Load the model that another was made from: a reference, or a weights file for the same network.
+
+    Raises:
+        InputError: It can't be loaded.
+    """
+    if text.endswith(_WEIGHTS):
+        return load_model(after.reference, classes=after.classes, image=after.image, weights=text, args=after.args)
+    if Path(text).is_dir():
+        return load_model(text)
+    return load_model(text, classes=after.classes, image=after.image)
+
+
+def named_domains(texts: Sequence[str], run: Run) -> dict[str, str]:
+    """Return domain by name: those of the arguments ``name=domain`` or ``domain``, or else those of the run.
+
+    Raises:
+        InputError: There is none, or two have the same name.
+    """
+    if not texts:
+        named = run.data.named if run.data else {}
+        if not named:
+            raise InputError("evaluate: DOMAIN is missing; name at least one, such as mnist (see modelfence domains)")
+        return named
+    named = {}
+    for text in texts:
+        before, equals, after = text.partition("=")
+        name, domain = (before, after) if equals else (domain_name(text), text)
+        if not name or not domain:
+            raise InputError(f"evaluate: {text!r}: a domain or name=domain is needed")
+        if name in named:
+            raise InputError(f"evaluate: two domains are called {name!r}; write name=domain")
+        named[name] = domain
+    return named

@@ -1,0 +1,245 @@
+"""The run file: one TOML file that holds every setting of a run, and the checks that name a wrong key."""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+import modelfence.methods  # noqa: F401 (registers the methods)
+from modelfence.cli.tables import DataTable, EvaluateTable, ModelTable, OutputTable
+from modelfence.data.image_spec import ImageSpec
+from modelfence.errors import InputError, nearest
+from modelfence.methods.config import MaskConfig
+from modelfence.methods.registry import METHODS
+from modelfence.models.training import TrainConfig
+
+Tables = dict[str, Any]
+
+SECTIONS: Mapping[str, type] = {
+    "model": ModelTable,
+    "image": ImageSpec,
+    "data": DataTable,
+    "train": TrainConfig,
+    "method": MaskConfig,
+    "evaluate": EvaluateTable,
+    "output": OutputTable,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The checked settings of a run. A table that wasn't given has its defaults, or None where it has none.
+
+    Attributes:
+        model: Where the model comes from.
+        image: What it eats.
+        data: The domains and how many images of each.
+        train: How a source model is trained.
+        method: How a mask is learned; the name chooses the class.
+        evaluate: How models are measured.
+        output: Where results go.
+    """
+
+    model: ModelTable | None = None
+    image: ImageSpec | None = None
+    data: DataTable | None = None
+    train: TrainConfig = field(default_factory=TrainConfig)
+    method: MaskConfig | None = None
+    evaluate: EvaluateTable = field(default_factory=EvaluateTable)
+    output: OutputTable | None = None
+
+    def tables(self, *names: str) -> Tables:
+        """Return tables of the run as TOML values, every default written out.
+
+        Args:
+            names: The tables wanted, such as "model"; one that is None is left out.
+        """
+        found = {name: getattr(self, name) for name in names}
+        tables = {name: _plain(dataclasses.asdict(value)) for name, value in found.items() if value is not None}
+        if self.method is not None and "method" in tables:
+            tables["method"] = {"name": type(self.method).__name__, **tables["method"]}
+        return tables
+
+
+def read_run(
+    path: str | Path | None, *, options: Mapping[str, tuple[str, Any]] | None = None, sets: Sequence[str] = ()
+) -> Run:
+    """Put together what a run file, options and ``--set`` say, and check it.
+
+    Args:
+        path: The run file, or None.
+        options: Flag and value by dotted key, for the options of a verb; None as value is left out.
+        sets: Texts ``table.key=value``, stronger than the rest; a value that isn't TOML is taken as text.
+
+    Raises:
+        InputError: The file can't be read, a key is unknown, or a value isn't allowed; the text names the file or
+            flag, the key and what is allowed.
+    """
+    tables, origins = ({}, {}) if path is None else (parse_toml(Path(path)), {})
+    for key, (flag, value) in (options or {}).items():
+        if value is not None:
+            _put(tables, key, value, flag)
+            origins[key] = flag
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or "." not in key.strip():
+            raise InputError(f"--set {text!r}: table.key=value is needed, such as method.steps=400")
+        _put(tables, key.strip(), _toml_value(value.strip()), "--set")
+        origins[key.strip()] = "--set"
+    return _Checker(str(path) if path is not None else "command line", origins).run(tables)
+
+
+def write_toml(tables: Mapping[str, Any]) -> str:
+    """Return tables as TOML text.
+
+    Example:
+        >>> print(write_toml({"output": {"folder": "out"}}).strip())
+        [output]
+        folder = "out"
+    """
+    import tomli_w
+
+    return tomli_w.dumps(tables)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Name the first key in which two runs differ, or return an empty text.
+
+    Example:
+        >>> difference({"method": {"steps": 3}}, {"method": {"steps": 4}})
+        'method.steps (3, now 4)'
+    """
+    before, after = _flat(old), _flat(new)
+    for key in [*before, *after]:
+        if before.get(key) != after.get(key):
+            shown = [value if (value := side.get(key)) is not None else "none" for side in (before, after)]
+            return f"{key} ({shown[0]}, now {shown[1]})"
+    return ""
+
+
+def parse_toml(path: Path) -> Tables:
+    """Read a TOML file.
+
+    Raises:
+        InputError: It can't be read or isn't TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: run file can't be read ({error.strerror}); check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: isn't TOML: {error}") from error
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return found["value"] if found.keys() == {"value"} else text
+
+
+def _put(tables: Tables, key: str, value: Any, flag: str) -> None:
+    *parents, last = key.split(".")
+    table = tables
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise InputError(f"{flag} {key}: {parent!r} is a value, not a table")
+    table[last] = value
+
+
+class _Checker:
+    """Turns tables into checked sections; errors say where the wrong value came from."""
+
+    def __init__(self, source: str, origins: Mapping[str, str]) -> None:
+        self.source, self.origins = source, origins
+
+    def run(self, tables: Tables) -> Run:
+        found: dict[str, Any] = {}
+        for name, content in tables.items():
+            if name not in SECTIONS:
+                raise InputError(f"{self._where(name)}: unknown table.{nearest(name, SECTIONS)} {_known(SECTIONS)}")
+            if not isinstance(content, dict):
+                raise InputError(f"{self._where(name)}: is {content!r:.40}; a table [{name}] is needed")
+            kind, values = self._method(content) if name == "method" else (SECTIONS[name], content)
+            found[name] = self._section(name, kind, values)
+        return Run(**found)
+
+    def _method(self, content: Tables) -> tuple[type, Tables]:
+        """Return the configuration class that the table's name chooses, and the rest of the table."""
+        known = {kind.__name__: kind for kind in METHODS}
+        name = content.get("name", "SAMap")
+        if name not in known:
+            close = nearest(str(name), known)
+            raise InputError(f"{self._where('method.name')}: unknown method {name!r}.{close} {_known(known)}")
+        return known[name], {key: value for key, value in content.items() if key != "name"}
+
+    def _section(self, name: str, kind: type, content: Tables) -> Any:
+        keys = [one.name for one in dataclasses.fields(kind)]
+        for key in content:
+            if key not in keys:
+                where = self._where(f"{name}.{key}")
+                raise InputError(f"{where}: unknown key.{nearest(key, keys)} {_known(keys)}")
+        try:
+            return TypeAdapter(kind).validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join([name, *(str(part) for part in first["loc"][:1])])
+            raise InputError(f"{self._where(key)}: {_reason(first)}") from error
+
+    def _where(self, key: str) -> str:
+        flag = next((flag for given, flag in self.origins.items() if f"{key}.".startswith(f"{given}.")), None)
+        return f"{flag or self.source}: {key}"
+
+
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "string": "text in quotes",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a table",
+}
+
+
+def _reason(error: Any) -> str:
+    """Say in plain words what pydantic found."""
+    kind, context, given = error["type"], error.get("ctx", {}), f"(got {error['input']!r:.60})"
+    if kind == "missing":
+        return "is missing"
+    if kind == "literal_error":
+        return f"must be {context['expected']} {given}"
+    bound = next((f"must be {sign} {context[key]} {given}" for key, sign in _BOUNDS.items() if key in context), None)
+    if bound is not None:
+        return bound
+    if kind in ("value_error", "assertion_error"):
+        return str(error["msg"]).partition(", ")[2] or str(error["msg"])
+    wanted = next((text for start, text in _KINDS.items() if kind.startswith(start)), None)
+    return f"must be {wanted} {given}" if wanted else f"{error['msg'][:1].lower()}{error['msg'][1:]} {given}"
+
+
+def _known(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return f"Known: {', '.join(names)}"
+
+
+def _plain(value: Any) -> Any:
+    """Return TOML values: tuples as lists, what is None left out."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items() if one is not None}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _flat(value: Any, prefix: str = "") -> Tables:
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    return {
+        key: one for name, inner in value.items() for key, one in _flat(inner, f"{prefix}.{name}".lstrip(".")).items()
+    }

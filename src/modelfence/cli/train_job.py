@@ -1,0 +1,113 @@
+"""What ``modelfence train`` does: data, network, epochs, folder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelfence.artifact import FORMAT, REPORT, RUN, machine, peak_memory_mib
+from modelfence.cli.console import Console
+from modelfence.cli.parts import load_parts
+from modelfence.cli.reference import image_option, load, load_untrained
+from modelfence.cli.runfile import Run, write_toml
+from modelfence.data.domain import IndexedDomain
+from modelfence.data.image_spec import ImageSpec
+from modelfence.errors import InputError
+from modelfence.evaluation.table import evaluate
+from modelfence.files import atomic_write, prepare_output
+from modelfence.models.load import LoadedModel, save_model
+from modelfence.models.training import train
+
+_TABLES = ("model", "image", "data", "train", "evaluate", "output")
+
+
+def train_model(run: Run, console: Console, *, force: bool = False) -> dict[str, Any]:
+    """Train a source model and write it to the output folder.
+
+    Args:
+        run: Needs model, data.authorized and output.
+        console: Where progress goes.
+        force: Replace what is in the folder.
+
+    Returns:
+        The content of ``report.json``.
+
+    Raises:
+        InputError: Something is missing or doesn't fit; nothing was written.
+        NonFiniteError: The loss became NaN or infinite.
+    """
+    if run.model is None:
+        raise InputError("train: model: is missing; give a table [model] or --network")
+    if run.data is None or run.data.authorized is None:
+        raise InputError("train: data.authorized: is missing; give it in a run file or as --domain")
+    if run.output is None:
+        raise InputError("train: output.folder: is missing; give it in a run file or as --output")
+    folder = prepare_output(Path(run.output.folder), force=force)
+    saved = load(run.model, run.image, "train") if run.model.path is not None else None
+    image = saved.image if saved else run.image or ImageSpec(**(image_option(32) or {}))
+    ((name, text),) = run.data.authorized.items()
+    console.note(f"loading {name}")
+    parts = load_parts(name, text, run.data, image, saved.classes if saved else run.model.classes)
+    torch.manual_seed(run.train.seed)
+    loaded = saved or load_untrained(run.model, image, run.model.classes or _classes(parts.train))
+    with console.progress(f"training {loaded.reference} on {len(parts.train):,} images", run.train.epochs) as advance:
+        history = train(
+            loaded.model,
+            parts.train,
+            parts.validation,
+            run.train,
+            progress=lambda row: advance(row["epoch"], _line(row)),
+        )
+    table = evaluate(
+        loaded.model,
+        {name: parts.test},
+        limit=run.evaluate.limit,
+        batch_size=run.evaluate.batch_size,
+        precision=run.evaluate.precision,
+    )
+    report = {
+        "format": FORMAT,
+        "domain": name,
+        "images": {"train": len(parts.train), "validation": len(parts.validation), "test": table.scores[0].images},
+        "test_accuracy": table.scores[0].accuracy,
+        "evaluation": table.to_dict(),
+        "history": history,
+        "peak_memory_mib": peak_memory_mib(),
+        "machine": machine(),
+    }
+    _write(folder, loaded, parts.train.classes, run, report)
+    return report
+
+
+def _write(
+    folder: Path, loaded: LoadedModel, class_names: tuple[str, ...] | None, run: Run, report: Mapping[str, Any]
+) -> None:
+    save_model(
+        folder,
+        loaded.model,
+        reference=loaded.reference,
+        args=loaded.args,
+        classes=loaded.classes,
+        image=loaded.image,
+        extra={"domain": report["domain"], "class_names": list(class_names or ())},
+    )
+    atomic_write(folder / RUN, write_toml(replace(run, image=loaded.image).tables(*_TABLES)))
+    atomic_write(folder / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+
+def _classes(domain: IndexedDomain) -> int:
+    """Return the number of classes that a domain's names or labels tell."""
+    if domain.classes is not None:
+        return len(domain.classes)
+    if domain.labels is None:
+        raise InputError(f"domain {domain.name!r} has no labels; training needs them")
+    return int(domain.labels.max()) + 1
+
+
+def _line(row: Mapping[str, float]) -> str:
+    return (
+        f"loss {row['loss']:.3f}  validation accuracy {100 * row['validation_accuracy']:.1f} %  {row['seconds']:.0f} s"
+    )
