@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from modelfence.errors import InputError
-from modelfence.evaluation.batch_norm import has_batch_norm, refreshed
+from modelfence.evaluation.batch_norm import refreshed
+from modelfence.masking.batch_mode import has_batch_norm
 
 
 def network() -> nn.Sequential:

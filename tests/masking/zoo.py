@@ -4,8 +4,6 @@
 no layer is silent: zeroing any selected weight changes the output.
 """
 
-import copy
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -196,19 +194,20 @@ def convnext() -> Case:
     return Case(lively(model), images(side=32))
 
 
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+        self.patches = nn.Conv2d(3, 16, 8, stride=8)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.patches(x).flatten(2).mT).mean(1))
+
+
 @case
 def transformer_encoder() -> Case:
-    class Encoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
-            self.patches = nn.Conv2d(3, 16, 8, stride=8)
-            self.encoder = nn.TransformerEncoder(layer, 1)
-            self.head = nn.Linear(16, CLASSES)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.encoder(self.patches(x).flatten(2).mT).mean(1))
-
     return Case(lively(Encoder()), images())
 
 
@@ -458,3 +457,8 @@ def distributed_and_compiled() -> Case:
 
 
 NEEDS_PROCESS_GROUP = frozenset({"distributed_base", "distributed_and_compiled"})
+
+
+def parametrized(model: nn.Module) -> bool:
+    """Whether a network has parametrizations, which torch itself refuses to pickle."""
+    return any(torch.nn.utils.parametrize.is_parametrized(module) for module in model.modules())

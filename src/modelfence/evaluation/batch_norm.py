@@ -5,36 +5,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from modelfence.errors import InputError
+from modelfence.masking.batch_mode import batch_norms
 from modelfence.masking.unwrap import unwrap
 
 _BATCH = 128
-
-
-def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats and module.running_mean is not None
-    ]
-
-
-def has_batch_norm(model: nn.Module) -> bool:
-    """Say whether a model keeps running BatchNorm statistics (timm's and synchronized variants included).
-
-    Args:
-        model: Any module.
-
-    Returns:
-        True when at least one BatchNorm layer has running statistics; layer and group norm don't count.
-
-    Example:
-        >>> has_batch_norm(nn.Sequential(nn.BatchNorm2d(3))), has_batch_norm(nn.LayerNorm(3))
-        (True, False)
-    """
-    return bool(_batch_norms(model))
 
 
 @torch.no_grad()
@@ -66,7 +42,7 @@ def refreshed(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """
     twin = _copied(unwrap(model))
     twin.eval()
-    norms = _batch_norms(twin)
+    norms = batch_norms(twin)
     if not norms:
         return twin
     momenta = [norm.momentum for norm in norms]

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from modelfence.data.domain import Domain
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.evaluation import metrics
-from modelfence.evaluation.batch_norm import has_batch_norm, refreshed
+from modelfence.evaluation.batch_norm import refreshed
 from modelfence.evaluation.scores import ModelScore
+from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.models.outputs import logits_of
 
 Precision = Literal["fp32", "bf16"]

@@ -12,10 +12,10 @@ from modelfence.data.domain import Domain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.sources import as_domain
 from modelfence.errors import InputError, nearest
-from modelfence.evaluation.batch_norm import has_batch_norm
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.runner import Precision, Runner, checked_labels, untouched
 from modelfence.evaluation.scores import DomainScore, ModelScore, Role
+from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.unwrap import unwrap
 
 __all__ = ["DomainScore", "Evaluation", "ModelScore", "evaluate"]

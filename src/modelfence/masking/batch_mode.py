@@ -5,20 +5,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 
-def has_batch_statistics(model: nn.Module) -> bool:
-    """Return whether a network normalizes by running statistics that somebody could re-estimate.
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Return the layers that normalize by running statistics which somebody could re-estimate."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats and module.running_mean is not None
+    ]
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Say whether a model keeps running BatchNorm statistics (timm's and synchronized variants included).
+
+    Args:
+        model: Any module.
+
+    Returns:
+        True when at least one BatchNorm layer has running statistics; layer and group norm don't count.
 
     Example:
-        >>> has_batch_statistics(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-        True
+        >>> has_batch_norm(nn.Sequential(nn.BatchNorm2d(3))), has_batch_norm(nn.LayerNorm(3))
+        (True, False)
     """
-    return any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
-        for module in model.modules()
-    )
+    return bool(batch_norms(model))
 
 
 class BatchStatistics(TorchFunctionMode):

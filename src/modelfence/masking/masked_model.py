@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from modelfence.masking.batch_mode import BatchStatistics
-from modelfence.masking.selection import maskable
+from modelfence.masking.selection import maskable, places
 from modelfence.masking.straight_through import masked_weight
 from modelfence.masking.unwrap import unwrap
 from modelfence.models.outputs import logits_of
@@ -56,13 +56,13 @@ class MaskedModel(nn.Module):
         channels_last: bool = False,
     ) -> None:
         super().__init__()
-        inner = unwrap(model)
-        self.input_dtype = next((p.dtype for p in inner.parameters() if p.is_floating_point()), torch.float32)
-        self.base = _working_copy(inner, dtype, channels_last)
+        self.base = _working_copy(unwrap(model), dtype, channels_last)
+        self.input_dtype = torch.float32 if dtype is not None else _float_dtype(self.base)
         self.threshold = threshold
         self.world = 1
         selected = maskable(self.base)
         self.names = tuple(selected)
+        self._places = places(self.base)
         self.scores = nn.ParameterList(
             nn.Parameter(torch.full_like(weight, score_init, dtype=torch.float32))
             for weight in selected.values()
@@ -88,7 +88,8 @@ class MaskedModel(nn.Module):
             return [logits, *(self._run(weights, group) for group in batch_mode)]
 
     def _run(self, weights: dict[str, Tensor], images: Tensor) -> Tensor:
-        return logits_of(functional_call(self.base, weights, (self._cast(images),)))
+        # the places are complete; if torch looked for ties, it would leave a module registered twice masked for good
+        return logits_of(functional_call(self.base, weights, (self._cast(images),), tie_weights=False))
 
     def _cast(self, images: Tensor) -> Tensor:
         """A float network in half precision takes images in half precision."""
@@ -100,12 +101,13 @@ class MaskedModel(nn.Module):
         return logits_of(self.base(self._cast(images)))
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the masked weights by name, differentiable in the scores."""
+        """Return the masked weight for every place that holds one, differentiable in the scores."""
         frozen = maskable(self.base)
-        return {
+        masked = {
             name: masked_weight(score, frozen[name], self.threshold)
             for name, score in zip(self.names, self.scores, strict=True)
         }
+        return {place: masked[name] for place, name in self._places.items()}
 
     @torch.no_grad()
     def kept(self) -> dict[str, Tensor]:

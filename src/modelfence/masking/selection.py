@@ -65,6 +65,26 @@ def aliases(model: nn.Module) -> dict[str, str]:
     }
 
 
+def places(model: nn.Module) -> dict[str, str]:
+    """Map every place that holds a masked parameter to the name it is masked under.
+
+    Unlike with :func:`aliases`, a module that is registered twice counts once: it is one place.
+
+    Example:
+        >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> second.weight = first.weight
+        >>> places(nn.Sequential(first, first, second))
+        {'0.weight': '0.weight', '2.weight': '0.weight'}
+    """
+    canonical = {id(parameter): name for name, parameter in maskable(model).items()}
+    return {
+        f"{path}.{local}" if path else local: canonical[id(parameter)]
+        for path, module in model.named_modules()
+        for local, parameter in module._parameters.items()
+        if id(parameter) in canonical
+    }
+
+
 def _own_weights(module: nn.Module) -> Iterator[str]:
     if isinstance(module, _WEIGHTED):
         yield "weight"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from modelfence.data.domain import labels_of
 from modelfence.losses.classification import Clamp, clamped_ascent, cross_entropy, distillation
-from modelfence.masking.batch_mode import has_batch_statistics
+from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import STRICT, MaskConfig, Positive
 from modelfence.methods.loop import Learned, Session, learn_scores
@@ -77,7 +77,7 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
     """
     both = config.batch_statistics
     if both is None:
-        both = has_batch_statistics(model)
+        both = has_batch_norm(model)
 
     def loss(student: nn.Module, masked: MaskedModel, step: _Step) -> dict[str, Tensor]:
         return _terms(student, masked, step, config, session, both=both)
