@@ -21,6 +21,7 @@ from _common import RESULTS, cell, domains, image_spec, machine, source_model
 import modelfence as mf
 from modelfence.evaluation.metrics import mean_st_d, st_d
 from modelfence.files import atomic_write
+from modelfence.models.autocast import resolve_precision
 
 FAMILIES = {
     "digits": {
@@ -45,7 +46,7 @@ def measure(family, network, recipe, source, target, seed, overrides):
     model = source_model(network, source, facts["size"], facts["classes"])
     source_learn, _, source_test = domains(source, facts["size"], 0)
     target_learn, _, target_test = domains(target, facts["size"], 0)
-    method = mf.SAMap(recipe=recipe, seed=seed, **overrides)
+    method = mf.SAMap(recipe=recipe, seed=seed, **{"evaluate_every": 100, **overrides})
     start = time.time()
     protected = mf.protect(
         model,
@@ -61,6 +62,7 @@ def measure(family, network, recipe, source, target, seed, overrides):
         before=model,
         image=image_spec(facts["size"]),
         refresh_on={source: source_learn, target: target_learn},
+        precision=resolve_precision("auto"),
     )
     return {
         "family": family,

@@ -1,5 +1,6 @@
 """Writing files so that a run killed at any moment leaves the last complete state."""
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -28,7 +29,8 @@ def atomic_write(path: Path, content: bytes | str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         reason = error.strerror or str(error)
         raise ArtifactError(f"{path}: can't be written ({reason}); the previous file is unchanged") from error
 

@@ -1,5 +1,6 @@
 """The way in: a trained classifier and domains go in, a confined classifier and its mask come out."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,10 +183,13 @@ def default_fabric(precision: str) -> "Fabric":
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     chosen = resolve_precision(precision, device)
-    accelerator = "cuda" if device == "cuda" else "cpu"
-    return Fabric(
-        accelerator=accelerator, devices=1, precision="bf16-mixed" if chosen == "bf16" else "32-true"
-    )
+    notices = logging.getLogger("lightning_fabric.utilities.rank_zero")
+    level = notices.level
+    notices.setLevel(logging.WARNING)
+    try:
+        return Fabric(accelerator=device, devices=1, precision="bf16-mixed" if chosen == "bf16" else "32-true")
+    finally:
+        notices.setLevel(level)
 
 
 def _metadata(config: MaskConfig) -> dict[str, Any]:

@@ -112,6 +112,19 @@ def test_nothing_of_the_users_model_changes(case: Case):
     assert facts(case.model) == before
 
 
+def test_the_teacher_stays_the_network_as_it_was(case: Case):
+    masked = masked_at_random(case.model)
+    base, logits = digest_of(masked.base), masked.teacher(case.images)
+    assert base == digest_of(unwrap(case.model))
+    for _ in range(2):
+        masked(case.images).float().square().sum().backward()
+    with torch.no_grad():
+        masked(case.images)
+    assert digest_of(masked.base) == base
+    assert torch.equal(masked.teacher(case.images), logits)
+    assert not any(module.training for module in masked.base.modules())
+
+
 @torch.no_grad()
 def test_every_selected_weight_is_heard(case: Case):
     masked = MaskedModel(case.model)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ class Console:
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
+        logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
         self.as_json = as_json
         self.silent = rank() > 0
 

@@ -231,9 +231,9 @@ def _known(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return TOML values: tuples as lists, what is None left out."""
+    """Return TOML values: tuples as lists; what is None or an empty table is left out."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items() if one is not None}
+        return {str(key): _plain(one) for key, one in value.items() if one is not None and one != {}}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 

@@ -96,5 +96,5 @@ def clamped_ascent(
     if clamp == "sample":
         return each.clamp(max=limit).mean()
     mean = each.mean()
-    joint = mean.detach() if mean_over_processes is None else mean_over_processes(mean.detach())
+    joint = mean.detach() if mean_over_processes is None else mean_over_processes(mean.detach().clone())
     return mean.new_tensor(limit).where(joint >= limit, mean)  # NaN passes, so that it is noticed

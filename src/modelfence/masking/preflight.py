@@ -188,7 +188,8 @@ def _checkpointing(base: nn.Module) -> Iterator[Finding]:
 
 
 def _forward(base: nn.Module, sample: Tensor) -> Iterator[Finding]:
-    probe, sample = _probe(base, sample)
+    with torch.inference_mode(False):
+        probe, sample = _probe(base, sample)
     switch_off_checkpointing(probe)
     try:
         logits = _with_gradients(probe, sample)

@@ -56,8 +56,8 @@ class MaskConfig:
     @classmethod
     def _fill_from_recipe(cls, values: Any) -> Any:
         given = dict(values.kwargs or {}) if isinstance(values, ArgsKwargs) else dict(values)
-        recipe = cls.RECIPES.get(given.get("recipe", "default"), {})
-        return {**recipe, **given}
+        filled = {**cls.RECIPES.get(str(given.get("recipe", "default")), {}), **given}
+        return ArgsKwargs(values.args, filled) if isinstance(values, ArgsKwargs) else filled
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

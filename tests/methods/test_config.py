@@ -1,0 +1,137 @@
+"""The configuration of a method: recipes fill what isn't given; what is wrong is named."""
+
+import dataclasses
+
+import pytest
+from pydantic import TypeAdapter
+
+from modelfence import SAMap
+from modelfence.errors import InputError
+from modelfence.methods.registry import METHODS, method_for
+
+FIELDS = {field.name for field in dataclasses.fields(SAMap)}
+
+
+def test_the_paper_recipe_is_the_papers():
+    paper = SAMap(recipe="paper")
+    expected = {
+        "ascent": 0.1,
+        "limit": 1.0,
+        "clamp": "batch",
+        "source_loss": "cross_entropy",
+        "batch_statistics": False,
+        "batch_size": 32,
+        "learning_rate": 1e-4,
+        "score_init": 1e-2,
+        "threshold": 5e-3,
+        "decay": 0.0,
+        "masks": "joint",
+    }
+    assert {name: getattr(paper, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("recipe", SAMap.RECIPES)
+def test_a_recipe_fills_what_is_not_given_and_nothing_else(recipe):
+    values = SAMap.RECIPES[recipe]
+    assert values.keys() <= FIELDS - {"recipe"}
+    config = SAMap(recipe=recipe)
+    assert config.recipe == recipe
+    for name, value in values.items():
+        assert getattr(config, name) == value
+    plain = {field.name: field.default for field in dataclasses.fields(SAMap)}
+    for name in FIELDS - values.keys() - {"recipe"}:
+        assert getattr(config, name) == plain[name]
+
+
+def test_what_is_given_wins_over_the_recipe():
+    paper = SAMap(recipe="paper", batch_size=8, clamp="sample", ascent=0.5)
+    assert (paper.batch_size, paper.clamp, paper.ascent) == (8, "sample", 0.5)
+    assert paper.source_loss == SAMap(recipe="paper").source_loss
+    default = SAMap(steps=7, clamp="batch")
+    assert (default.steps, default.clamp, default.recipe) == (7, "batch", "default")
+
+
+def test_a_run_file_gives_the_same_as_the_constructor():
+    for table in ({}, {"recipe": "paper"}, {"recipe": "paper", "batch_size": 6}, {"steps": 3, "masks": "one_each"}):
+        assert TypeAdapter(SAMap).validate_python(table) == SAMap(**table)
+
+
+def test_it_is_frozen_and_copies_keep_the_values():
+    config = SAMap(recipe="paper", steps=5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.steps = 6
+    assert dataclasses.replace(config, steps=6) == SAMap(recipe="paper", steps=6)
+    assert SAMap(**dataclasses.asdict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"steps": 1.5}, "steps"),
+        ({"steps": "many"}, "steps"),
+        ({"step": 3}, "step"),
+        ({"batch_size": 1}, "batch_size"),
+        ({"learning_rate": 0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"learning_rate": float("inf")}, "learning_rate"),
+        ({"decay": 1.1}, "decay"),
+        ({"held_out": 1.0}, "held_out"),
+        ({"held_out": -0.1}, "held_out"),
+        ({"evaluate_every": 0}, "evaluate_every"),
+        ({"patience": 0}, "patience"),
+        ({"patience": 2, "held_out": 0}, "patience needs held_out"),
+        ({"masks": "both"}, "masks.*'joint' or 'one_each'"),
+        ({"precision": "fp64"}, "precision.*'auto', 'bf16' or 'fp32'"),
+        ({"recipe": "papers"}, "recipe.*'default' or 'paper'"),
+        ({"clamp": "element"}, "clamp.*'batch' or 'sample'"),
+        ({"source_loss": "kl"}, "source_loss"),
+        ({"ascent": -1}, "ascent"),
+        ({"limit": 0}, "limit"),
+        ({"seed": -1}, "seed"),
+        ({"score_init": 1e-3}, "score_init .0.001. must be above threshold .0.005."),
+        ({"threshold": 0.5}, "must be above threshold"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(values, named):
+    with pytest.raises(ValueError, match=f"(?s){named}"):
+        SAMap(**values)
+
+
+def test_positional_values_are_refused():
+    with pytest.raises(ValueError, match="positional"):
+        SAMap("paper")
+
+
+# Which method a configuration names, and what it needs
+
+
+def given(**there: bool) -> dict[str, bool]:
+    return {"authorized": False, "unauthorized": False} | there
+
+
+def test_both_domains_mean_source_available():
+    method, config = method_for(None, given(authorized=True, unauthorized=True))
+    assert method is METHODS[SAMap]
+    assert config == SAMap()
+    asked = SAMap(steps=3)
+    assert method_for(asked, given(authorized=True, unauthorized=True)) == (METHODS[SAMap], asked)
+
+
+@pytest.mark.parametrize("missing", ["authorized", "unauthorized"])
+def test_a_missing_domain_is_named(missing):
+    there = given(**{name: name != missing for name in ("authorized", "unauthorized")})
+    with pytest.raises(InputError, match=f"SAMap needs {missing}=: pass the {missing} domain") as caught:
+        method_for(SAMap(), there)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_given_says_what_each_method_needs():
+    with pytest.raises(InputError, match="nothing given .*SAMap needs authorized and unauthorized"):
+        method_for(None, given())
+
+
+@pytest.mark.parametrize("wrong", [SAMap, "SAMap", {"steps": 3}, 3])
+def test_what_is_no_configuration_is_refused(wrong):
+    with pytest.raises(InputError, match="isn't a method configuration; known: .*SAMap"):
+        method_for(wrong, given(authorized=True, unauthorized=True))

@@ -1,0 +1,118 @@
+"""SA-MAP's loss, written out again in numpy, and the batches it is computed on."""
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from modelfence import SAMap
+from modelfence.data.sources import as_domain
+from modelfence.errors import InputError
+from modelfence.masking.masked_model import MaskedModel
+from modelfence.methods import samap
+from modelfence.methods.loop import Session
+from tests.methods import toy
+
+
+def session(**targets: object) -> Session:
+    return Session(
+        Fabric(accelerator="cpu", devices=1),
+        authorized=as_domain(toy.blobs(80, seed=1), name="authorized"),
+        unauthorized={name: as_domain(data, name=name) for name, data in targets.items()},
+    )
+
+
+def two_targets() -> Session:
+    return session(near=toy.blobs(80, seed=2), far=toy.blobs(80, seed=3, inverted=True))
+
+
+def log_softmax(logits: Tensor) -> np.ndarray:
+    array = logits.detach().double().numpy()
+    array = array - array.max(1, keepdims=True)
+    return array - np.log(np.exp(array).sum(1, keepdims=True))
+
+
+def mean_ce(logits: Tensor, labels: Tensor) -> np.ndarray:
+    return -log_softmax(logits)[np.arange(len(labels)), labels.numpy()]
+
+
+def cut_network(kind: str) -> MaskedModel:
+    masked = MaskedModel(toy.trained(kind))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for score in masked.scores:
+            score[torch.rand(score.shape, generator=generator) < 0.4] = 0
+    return masked
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("clamp", ["batch", "sample"])
+@pytest.mark.parametrize("source_loss", ["cross_entropy", "distillation"])
+@pytest.mark.parametrize("both", [True, False])
+def test_the_terms_are_those_of_the_equation(kind, clamp, source_loss, both):
+    config = SAMap(batch_size=16, clamp=clamp, source_loss=source_loss, ascent=0.7, limit=1.3, precision="fp32")
+    run, masked = two_targets(), cut_network(kind)
+    step = next(samap._steps(config, run, 0))
+    terms = samap._terms(masked, masked, step, config, run, both=both)
+    assert set(terms) == {"source", "target"} | ({"source_batch", "target_batch"} if both else set())
+
+    train = toy.trained(kind)
+    for name, kept in masked.kept().items():
+        train.get_parameter(name).data.masked_fill_(~kept, 0)
+    for suffix in ("", "_batch") if both else ("",):
+        for module in train.modules():
+            module.train(suffix == "_batch" and isinstance(module, nn.BatchNorm2d))
+        logits = [train(images) for images in step.groups]
+        if source_loss == "cross_entropy":
+            source = mean_ce(logits[0], step.labels[0]).mean()
+        else:
+            teacher, student = log_softmax(toy.trained(kind)(step.groups[0])), log_softmax(logits[0])
+            source = (np.exp(teacher) * (teacher - student)).sum(1).mean()
+        ascents = []
+        for index in (1, 2):
+            each = 0.7 * mean_ce(logits[index], step.labels[index])
+            ascents.append(min(each.mean(), 1.3) if clamp == "batch" else np.minimum(each, 1.3).mean())
+        assert terms[f"source{suffix}"].item() == pytest.approx(source, rel=1e-3, abs=1e-5)
+        assert terms[f"target{suffix}"].item() == pytest.approx(-np.mean(ascents), rel=1e-3)
+
+
+def test_half_a_batch_is_authorized_and_the_targets_share_the_rest_equally():
+    run = two_targets()
+    steps = samap._steps(SAMap(batch_size=16, seed=4), run, 0)
+    first, second = next(steps), next(steps)
+    assert [len(group) for group in first.groups] == [8, 4, 4]
+    assert [len(labels) for labels in first.labels] == [8, 4, 4]
+    assert not torch.equal(first.groups[0], second.groups[0])
+    again = next(samap._steps(SAMap(batch_size=16, seed=4), run, 1))
+    assert all(map(torch.equal, again.groups, second.groups))
+    assert all(map(torch.equal, again.labels, second.labels))
+    other = next(samap._steps(SAMap(batch_size=16, seed=5), run, 0))
+    assert not torch.equal(first.groups[0], other.groups[0])
+
+
+def test_a_domain_without_labels_is_named():
+    blind = as_domain([(toy.blobs(32).tensors[0],)], name="blind")
+    run = Session(Fabric(accelerator="cpu", devices=1), as_domain(toy.blobs(80), name="authorized"), {"blind": blind})
+    with pytest.raises(InputError, match="domain 'blind' has no labels"):
+        next(samap._steps(SAMap(batch_size=8), run, 0))
+
+
+def test_batch_statistics_follow_the_network_unless_asked_for(monkeypatch):
+    seen: list[bool] = []
+
+    def spy(*_: object, both: bool) -> dict[str, Tensor]:
+        seen.append(both)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(samap, "_terms", spy)
+    for kind, config in [
+        ("cnn", SAMap(batch_statistics=None)),
+        ("mlp", SAMap(batch_statistics=None)),
+        ("cnn", SAMap(batch_statistics=False)),
+        ("mlp", SAMap(batch_statistics=True)),
+        ("cnn", SAMap(recipe="paper")),
+    ]:
+        with pytest.raises(KeyboardInterrupt):
+            samap.learn_source_available(toy.trained(kind), config, two_targets())
+    assert seen == [True, False, False, True, False]
