@@ -30,11 +30,11 @@ FAMILIES = {
         "pairs": list(itertools.permutations(("mnist", "usps", "svhn", "mnist_m"), 2)),
     },
     "objects": {
-        "size": 64,
+        "size": 32,
         "classes": 10,
         "pairs": [("cifar10", "stl10"), ("stl10", "cifar10"), ("cifar10", "cinic10_imagenet")],
     },
-    "pacs": {"size": 64, "classes": 7, "pairs": [("pacs_photo", "pacs_sketch")]},
+    "pacs": {"size": 32, "classes": 7, "pairs": [("pacs_photo", "pacs_sketch")]},
 }
 
 

@@ -41,7 +41,9 @@ class SAMap(MaskConfig):
 
     RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "default": {
-            "steps": 400,
+            "steps": 300,
+            "batch_size": 32,
+            "learning_rate": 2e-4,
             "decay": 0.5,
             "ascent": 1.0,
             "clamp": "sample",

@@ -1,0 +1,98 @@
+"""Runs that are killed or interrupted at any moment, in processes of their own, end with the same mask."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelfence import SAMap, protect
+from modelfence.errors import Interrupted
+from tests import processes
+from tests.methods import toy
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one mask": {"recipe": "paper"},
+    "patience": {"patience": 30},
+    "one mask each": {"masks": "one_each"},
+}
+STEPS = 24
+
+
+def learn(folder: Path, values: dict[str, Any]) -> tuple[str, list[dict[str, float]]]:
+    """Learn, or go on learning, and return the digest of the confined network and the history."""
+
+    def progress(row: dict[str, float]) -> None:
+        with (folder / "rows").open("a") as file:
+            file.write(f"{row['step']}\n")
+        time.sleep(0.005)  # so that kills fall between steps too, not only into them
+
+    folder.mkdir(parents=True, exist_ok=True)
+    result = protect(
+        toy.trained("cnn"),
+        authorized=toy.blobs(80, seed=1),
+        unauthorized={"near": toy.blobs(80, seed=2), "far": toy.blobs(80, seed=3, inverted=True)},
+        method=SAMap(**{"steps": STEPS, "batch_size": 8, "learning_rate": 1e-3, "evaluate_every": 1, **values}),
+        output=folder,
+        resume=True,
+        progress=progress,
+    )
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in result.history]
+    return result.mask.folded_digest, rows
+
+
+def learn_until_stopped(folder: Path, values: dict[str, Any]) -> str:
+    try:
+        learn(folder, values)
+    except Interrupted as stopped:
+        return str(stopped)
+    return "ran to its end"
+
+
+def rows_of(folder: Path) -> int:
+    file = folder / "rows"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_killed_again_and_again_ends_with_the_same_mask(name, tmp_path):
+    values = SETTINGS[name]
+    expected = processes.call(learn, tmp_path / "whole", values, folder=tmp_path)
+    folder = tmp_path / "killed"
+    chance = random.Random(name)
+    kills = 0
+    for _ in range(4):
+        before = rows_of(folder)
+        process = processes.start(learn, folder, values)
+        more = before + chance.randint(1, 4)
+        processes.wait_until(lambda more=more: rows_of(folder) >= more, process)
+        time.sleep(chance.random() * 0.02)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        processes.finish(process)
+        kills += process.exitcode == -signal.SIGKILL
+    assert kills >= 3
+    found = processes.call(learn, folder, values, folder=tmp_path)
+    assert found[0] == expected[0]
+    assert found[1] == expected[1]
+    masks = 2 if name == "one mask each" else 1
+    assert rows_of(tmp_path / "whole") == masks * STEPS
+    assert rows_of(folder) < masks * STEPS + 2 * kills + 1  # at most the last row of each killed part was made twice
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(tmp_path):
+    values = SETTINGS["one mask"]
+    expected = processes.call(learn, tmp_path / "whole", values, folder=tmp_path)
+    folder = tmp_path / "stopped"
+    answer = tmp_path / "said"
+    process = processes.start(processes._answer, learn_until_stopped, (folder, values), answer)
+    processes.wait_until(lambda: rows_of(folder) >= 5, process)
+    os.kill(process.pid, signal.SIGINT)
+    processes.finish(process)
+    text = processes._read(answer)
+    assert text.startswith("stopped at step ")
+    assert f"the state is saved in {folder}: go on with --resume" in text
+    assert processes.call(learn, folder, values, folder=tmp_path) == expected
