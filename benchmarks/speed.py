@@ -1,7 +1,7 @@
 """What a mask step costs beside plain fine-tuning, and the folded model beside the original.
 
-Each line compares two steps of one network on one batch, taken in turn (A B A B ...), as the median of the ratios pair by
-pair. Peak memory is measured in a process of its own: what its resident set grew by after the imports.
+Each line compares two steps of one network on one batch, taken in turn (A B A B ...), as the median of the ratios pair
+by pair. Peak memory is measured in a process of its own: what its resident set grew by after the imports.
 
     python benchmarks/speed.py --output benchmarks/results/speed.json
 """

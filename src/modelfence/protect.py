@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from modelfence.data.domain import Domain
+    from modelfence.evaluation.result import Evaluation
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,32 @@ class Protection:
     masks: Mapping[str, Mask]
     history: list[Row]
     config: MaskConfig
+
+    def save(self, folder: str | Path, *, evaluation: "Evaluation | None" = None) -> Path:
+        """Write the output folder (docs/artifact.md): the checkpoint to ship, the owner's record, the history.
+
+        Args:
+            folder: Where to; made when missing, files of these names are replaced.
+            evaluation: What :func:`modelfence.evaluate` measured; with it the model card is written too.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ArtifactError: The folder can't be written.
+        """
+        from modelfence.artifact import Artifact, write_artifact
+
+        artifact = Artifact(
+            model=self.model,
+            mask=self.mask,
+            masks=self.masks,
+            history=self.history,
+            config=self.config,
+            evaluation=evaluation,
+        )
+        write_artifact(Path(folder), artifact)
+        return Path(folder)
 
 
 def protect(
@@ -121,9 +148,7 @@ def protect(
     return Protection(mask.apply(base), mask, {}, learned.history, config)
 
 
-def _one_each(
-    base: nn.Module, method: Method, config: MaskConfig, session: Session, held_out: HeldOut
-) -> Protection:
+def _one_each(base: nn.Module, method: Method, config: MaskConfig, session: Session, held_out: HeldOut) -> Protection:
     masks: dict[str, Mask] = {}
     history: list[Row] = []
     for index, (name, domain) in enumerate(session.unauthorized.items()):

@@ -55,11 +55,11 @@ def _weights(kind: str) -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = {"mlp": mlp, "cnn": cnn}[kind]().train()
-        parts = [blobs(seed=90), blobs(inverted=True, seed=91)]
+        parts = [blobs(200, seed=90), blobs(200, inverted=True, seed=91)]
         images = torch.cat([part.tensors[0] for part in parts])
         labels = torch.cat([part.tensors[1] for part in parts])
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        for _ in range(60):
+        for _ in range(40):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +32,6 @@ class Console:
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
-        logging.getLogger("lightning_fabric.utilities.rank_zero").setLevel(logging.WARNING)
         self.as_json = as_json
         self.silent = rank() > 0
 

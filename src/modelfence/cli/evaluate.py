@@ -38,11 +38,14 @@ def command(
 
     from modelfence.cli.parts import load_test
     from modelfence.cli.reference import load, load_before, named_domains, run_of
+    from modelfence.errors import InputError
     from modelfence.evaluation.table import evaluate
 
     console = Console(as_json=as_json)
     run = run_of(model, weights=weights, classes=classes, image_size=image_size, sets=sets)
-    named = named_domains(domains, run)
+    named = named_domains(domains) or (run.data.named if run.data else {})
+    if not named:
+        raise InputError("evaluate: DOMAIN is missing; name at least one, such as mnist (see modelfence domains)")
     loaded = load(run.model, run.image, model)
     table = evaluate(
         loaded.model,

@@ -44,7 +44,7 @@ def command(
     modelfence protect --output out/ --resume
     """
     from modelfence.cli.protect_job import protect_model
-    from modelfence.cli.reference import image_option, model_option
+    from modelfence.cli.reference import image_option, model_option, named_domains
     from modelfence.cli.runfile import read_run
 
     given = {
@@ -52,8 +52,8 @@ def command(
         "model.weights": ("--weights", weights),
         "model.classes": ("--classes", classes),
         "image": ("--image-size", image_option(image_size)),
-        "data.authorized": ("--authorized", authorized),
-        "data.unauthorized": ("--unauthorized", list(unauthorized) or None),
+        "data.authorized": ("--authorized", named_domains([authorized] if authorized else [])),
+        "data.unauthorized": ("--unauthorized", named_domains(unauthorized)),
         "output.folder": ("--output", output),
     }
     if resume and run_file is None and output is not None and (Path(output) / "run.toml").is_file():

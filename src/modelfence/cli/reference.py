@@ -90,24 +90,23 @@ def load_before(text: str, after: LoadedModel) -> LoadedModel:
     return load_model(text, classes=after.classes, image=after.image)
 
 
-def named_domains(texts: Sequence[str], run: Run) -> dict[str, str]:
-    """Return domain by name: those of the arguments ``name=domain`` or ``domain``, or else those of the run.
+def named_domains(texts: Sequence[str]) -> dict[str, str] | None:
+    """Return domain by name for arguments ``domain`` or ``name=domain``; None when there is none.
 
     Raises:
-        InputError: There is none, or two have the same name.
+        InputError: Two have the same name, or one is empty.
+
+    Example:
+        >>> named_domains(["mnist", "clinic=scans/clinic b"])
+        {'mnist': 'mnist', 'clinic': 'scans/clinic b'}
     """
-    if not texts:
-        named = run.data.named if run.data else {}
-        if not named:
-            raise InputError("evaluate: DOMAIN is missing; name at least one, such as mnist (see modelfence domains)")
-        return named
-    named = {}
+    named: dict[str, str] = {}
     for text in texts:
         before, equals, after = text.partition("=")
-        name, domain = (before, after) if equals else (domain_name(text), text)
+        name, domain = (before, after) if equals and "/" not in before else (domain_name(text), text)
         if not name or not domain:
-            raise InputError(f"evaluate: {text!r}: a domain or name=domain is needed")
+            raise InputError(f"{text!r}: a domain or name=domain is needed")
         if name in named:
-            raise InputError(f"evaluate: two domains are called {name!r}; write name=domain")
+            raise InputError(f"two domains are called {name!r}; write name=domain")
         named[name] = domain
-    return named
+    return named or None

@@ -40,7 +40,7 @@ def command(
     \b
     modelfence train --domain mnist --network vgg11_bn --output sl/
     """
-    from modelfence.cli.reference import image_option, model_option
+    from modelfence.cli.reference import image_option, model_option, named_domains
     from modelfence.cli.runfile import read_run
     from modelfence.cli.train_job import train_model
 
@@ -48,7 +48,7 @@ def command(
         "model": ("--network", model_option(network) if network else None),
         "model.weights": ("--weights", weights),
         "image": ("--image-size", image_option(image_size)),
-        "data.authorized": ("--domain", domain),
+        "data.authorized": ("--domain", named_domains([domain] if domain else [])),
         "data.train_size": ("--whole", "whole" if whole else None),
         "train.epochs": ("--epochs", epochs),
         "train.seed": ("--seed", seed),

@@ -49,7 +49,7 @@ class SAMap(MaskConfig):
             "clamp": "sample",
             "source_loss": "distillation",
         },
-        "paper": {"steps": 312, "batch_size": 32, "batch_statistics": False},
+        "paper": {"steps": 936, "batch_size": 32, "batch_statistics": False},
     }
 
     ascent: Positive = 0.1

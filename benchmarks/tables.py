@@ -1,0 +1,108 @@
+"""Write docs/results.md from the committed result files: every number in it comes from there.
+
+python benchmarks/tables.py
+"""
+
+import json
+from pathlib import Path
+
+from _common import RESULTS
+from quality import CELLS, numbers_of, summarize
+
+from modelfence.files import atomic_write
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+HEAD = """# Results
+
+Made by `python benchmarks/tables.py` from the files in `benchmarks/results/`; don't edit by hand. How each was
+measured is in the script named; every cell file holds its configuration, seed, versions and machine. The source
+models are trained from scratch (no ImageNet weights), once a domain, and shared by all seeds; the seed is that of
+the mask's learning. Images are 32 x 32, 5,000 of each domain to learn from; tests on the test split, which nothing
+was chosen on, except that the default recipe's step count and learning rate were chosen on seed 0 of four pairs
+(mnist > usps, usps > mnist, mnist_m > mnist, svhn > mnist_m).
+
+Means are over pairs whose target stood at least 5 points above chance before (balanced accuracy); the others have
+nothing to protect and are marked †. Closure is on balanced accuracy, and an accuracy below chance counts as chance.
+"""
+
+
+def percent(value):
+    return f"{100 * value:.1f}"
+
+
+def quality():
+    parts = []
+    for folder in sorted(path for path in CELLS.iterdir() if path.is_dir()):
+        cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+        parts += [f"## {folder.name}\n", *summary(cells), "", *pairs(cells), ""]
+    return parts
+
+
+def summary(cells):
+    rows = summarize([numbers_of(made) for made in cells])
+    count = rows["pairs"]
+    yield f"{len(cells)} cells, {count['seeds']} seed(s), {count['mean']:.0f} pairs in the means.\n"
+    yield "| mean over pairs | mean of seeds | smallest | largest |"
+    yield "| --- | ---: | ---: | ---: |"
+    names = {
+        "relative_source_drop": "relative source drop, %",
+        "closure": "closure",
+        "st_d": "ST-D",
+        "closure_refreshed": "closure after refresh",
+        "source_points_lost_refreshed": "source points lost after refresh on source images",
+    }
+    for key, title in names.items():
+        if key in rows:
+            scale = 100 if key in ("relative_source_drop", "source_points_lost_refreshed") else 1
+            values = [f"{scale * rows[key][part]:.3f}" for part in ("mean", "min", "max")]
+            yield f"| {title} | {' | '.join(values)} |"
+
+
+def pairs(cells):
+    fresh = cells[0]["evaluation"]["scores"][0]["refreshed_accuracy"] is not None
+    more = " source, refreshed | target, refreshed |" if fresh else ""
+    yield f"| source > target | seed | source | target | target, balanced |{more} cut, % | s |"
+    yield f"| --- | ---: | ---: | ---: | ---: |{' ---: | ---: |' if fresh else ''} ---: | ---: |"
+    for made in sorted(cells, key=lambda one: (one["source"], one["target"], one["seed"])):
+        source, target = made["evaluation"]["scores"]
+        columns = [(source, "accuracy"), (target, "accuracy"), (target, "balanced_accuracy")]
+        columns += [(source, "refreshed_accuracy"), (target, "refreshed_accuracy")] if fresh else []
+        shown = [f"{percent(score['before'][key])} > {percent(score[key])}" for score, key in columns]
+        mark = "" if numbers_of(made)["protectable"] else " †"
+        name = f"{made['source']} > {made['target']}{mark}"
+        yield (
+            f"| {name} | {made['seed']} | {' | '.join(shown)} | {percent(made['cut_share'])} | {made['seconds']:.0f} |"
+        )
+
+
+def speed():
+    path = RESULTS / "speed.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text())
+    machine = found["machine"]
+    yield "## Speed\n"
+    yield (
+        f"`python benchmarks/speed.py`: batch {found['batch']}, two steps in turn, median of the ratios pair by pair. "
+        f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}.\n"
+    )
+    yield "| compared | network | precision | time | quartiles | images/s | peak memory |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for row in found["rows"]:
+        low, high = row["ratio_quartiles"]
+        peak = f"{row['peak_ratio']:.2f} x" if "peak_ratio" in row else ""
+        rates = " / ".join(f"{rate:.0f}" for rate in row["images_per_second"])
+        yield (
+            f"| {row['compare']} | {row['network']} | {row['precision']} | {row['ratio']:.2f} x "
+            f"| {low:.2f}-{high:.2f} | {rates} | {peak} |"
+        )
+
+
+def main():
+    text = "\n".join([HEAD, *speed(), "", *quality()])
+    atomic_write(PAGE, text.rstrip() + "\n")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
