@@ -25,7 +25,7 @@ def command(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    r"""Measure a model on the test images of domains.
+    """Measure a model on the test images of domains.
 
     MODEL is a folder that a model was saved to, a network with --weights, package.module:factory, or a run file, whose
     domains are taken when none is named. A DOMAIN is a catalog name, a path, hub:owner/name, or name=one of these.

@@ -33,7 +33,7 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    r"""Learn a mask that confines a model, and write the confined model.
+    """Learn a mask that confines a model, and write the confined model.
 
     The settings come from a run file, from options, or from both; options go before the file. A run that was stopped or
     killed goes on with --resume to the same mask.

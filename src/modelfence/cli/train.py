@@ -33,7 +33,7 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    r"""Train a source model on a domain.
+    """Train a source model on a domain.
 
     The settings come from a run file, from options, or from both; options go before the file.
 
