@@ -48,6 +48,7 @@ def prepare_output(folder: Path, *, force: bool = False, resume: bool = False) -
 
     Raises:
         InputError: The folder isn't empty and neither flag was given, or it is a file.
+        ArtifactError: The folder can't be made.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file, not a folder; name another output folder")
