@@ -58,12 +58,16 @@ class Output:
         if self.finished:
             self.end()
 
-    def begin(self) -> None:
-        """Remove an earlier result and write ``run.toml``; call it when there is something to put in its place."""
+    def begin(self, *, state_saved: bool = False) -> None:
+        """Remove an earlier result and write ``run.toml``, the first time it is called.
+
+        Args:
+            state_saved: The state in the folder is already this run's.
+        """
         if self._begun:
             return
         self._begun = True
-        _remove(self.folder, _RESULTS)
+        _remove(self.folder, _RESULTS if state_saved else (*_RESULTS, *_STATES))
         atomic_write(self.folder / RUN, self._run)
 
     def end(self) -> None:

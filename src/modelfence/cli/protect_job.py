@@ -74,7 +74,7 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
         )
         report = write_artifact(output.folder, artifact)
     except Interrupted:
-        output.begin()
+        output.begin(state_saved=True)
         raise
     except KeyboardInterrupt as error:
         raise Interrupted(f"stopped; what was done is in {output.folder}: go on with --resume") from error

@@ -149,7 +149,7 @@ def _put(tables: Tables, key: str, value: Any, flag: str) -> None:
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
-            raise InputError(f"{flag} {key}: {parent!r} is a value, not a table")
+            raise InputError(f"{flag}: {key}: {parent!r} is a value, not a table")
     table[last] = value
 
 
@@ -163,7 +163,8 @@ class _Checker:
         found: dict[str, Any] = {}
         for name, content in tables.items():
             if name not in SECTIONS:
-                raise InputError(f"{self._where(name)}: unknown table.{nearest(name, SECTIONS)} {_known(SECTIONS)}")
+                flag = next((flag for key, flag in self.origins.items() if key.startswith(f"{name}.")), self.source)
+                raise InputError(f"{flag}: {name}: unknown table.{nearest(name, SECTIONS)} {_known(SECTIONS)}")
             if not isinstance(content, dict):
                 raise InputError(f"{self._where(name)}: is {content!r:.40}; a table [{name}] is needed")
             kind, values = self._method(content) if name == "method" else (SECTIONS[name], content)
@@ -217,11 +218,11 @@ def _reason(error: Any) -> str:
         return "is missing"
     if kind == "literal_error":
         return f"must be {context['expected']} {given}"
-    bound = next((f"must be {sign} {context[key]} {given}" for key, sign in _BOUNDS.items() if key in context), None)
+    bound = next((f"must be {sign} {context[key]:g} {given}" for key, sign in _BOUNDS.items() if key in context), None)
     if bound is not None:
         return bound
     if kind in ("value_error", "assertion_error"):
-        return str(error["msg"]).partition(", ")[2] or str(error["msg"])
+        return str(error["msg"]).partition(", ")[2].removeprefix("image spec: ")
     wanted = next((text for start, text in _KINDS.items() if kind.startswith(start)), None)
     return f"must be {wanted} {given}" if wanted else f"{error['msg'][:1].lower()}{error['msg'][1:]} {given}"
 

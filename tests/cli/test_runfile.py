@@ -1,0 +1,167 @@
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from modelfence import SAMap
+from modelfence.cli.runfile import Run, difference, read_run, write_toml
+from modelfence.data.image_spec import ImageSpec
+from modelfence.errors import InputError
+from modelfence.models.training import TrainConfig
+
+EXAMPLES = sorted(Path(__file__).parents[2].joinpath("examples").glob("*.toml"))
+RUN = """
+[model]
+name = "vgg11"
+weights = "w.safetensors"
+classes = 10
+args = { dropout = 0.1 }
+[image]
+channels = 1
+height = 32
+width = 32
+mean = [0.5]
+std = [0.25]
+[data]
+authorized = "mnist"
+unauthorized = { clinic = "scans/clinic b", usps = "usps" }
+train_size = "whole"
+[method]
+recipe = "paper"
+steps = 7
+[output]
+folder = "out"
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+def test_a_file_becomes_checked_settings(run_file: Path) -> None:
+    run = read_run(run_file)
+    assert run.model is not None
+    assert run.model.reference == "vgg11"
+    assert run.model.args == {"dropout": 0.1}
+    assert run.image == ImageSpec(channels=1, height=32, width=32, mean=(0.5,), std=(0.25,))
+    assert run.method == SAMap(recipe="paper", steps=7)
+    assert run.data is not None
+    assert run.data.authorized == {"mnist": "mnist"}
+    assert run.data.unauthorized == {"clinic": "scans/clinic b", "usps": "usps"}
+    assert (run.data.train_size, run.data.validation_size) == ("whole", 1000)
+    assert run.train == TrainConfig()
+
+
+def test_set_goes_before_options_before_the_file(run_file: Path) -> None:
+    options = {"output.folder": ("--output", "b"), "data.seed": ("--x", 1), "data.authorized": ("--authorized", None)}
+    run = read_run(run_file, options=options, sets=["data.seed=2", "method.steps = 9", "model.args.dropout=0.5"])
+    assert run.output is not None
+    assert run.data is not None
+    assert run.model is not None
+    assert (run.output.folder, run.data.seed, run.data.authorized) == ("b", 2, {"mnist": "mnist"})
+    assert run.method == SAMap(recipe="paper", steps=9)
+    assert run.model.args == {"dropout": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("usps", {"usps": "usps"}), ('["usps", "a/b.parquet"]', {"usps": "usps", "b": "a/b.parquet"})],
+)
+def test_set_takes_toml_or_else_text(run_file: Path, text: str, expected: dict[str, str]) -> None:
+    run = read_run(run_file, sets=[f"data.unauthorized={text}"])
+    assert run.data is not None
+    assert run.data.unauthorized == expected
+
+
+def test_set_can_not_smuggle_in_another_key(run_file: Path) -> None:
+    run = read_run(run_file, sets=['output.folder="a"\nb = 1'])
+    assert run.output is not None
+    assert run.output.folder == '"a"\nb = 1'
+
+
+def test_written_settings_read_back_the_same(run_file: Path, tmp_path: Path) -> None:
+    run = read_run(run_file)
+    again = tmp_path / "again.toml"
+    again.write_text(write_toml(run.tables(*(field.name for field in dataclasses.fields(Run)))))
+    assert read_run(again) == run
+    assert tomllib.loads(again.read_text())["method"]["learning_rate"] == SAMap(recipe="paper").learning_rate
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_valid(path: Path) -> None:
+    run = read_run(path)
+    assert run.model is not None
+    assert run.output is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("method.steps=0", "--set: method.steps: must be >= 1 (got 0)"),
+        ("method.steps=2.5", "--set: method.steps: must be a whole number (got 2.5)"),
+        ("method.learning_rate=0", "--set: method.learning_rate: must be > 0 (got 0)"),
+        ("method.learning_rate=fast", "--set: method.learning_rate: must be a number (got 'fast')"),
+        ("method.recipe=papr", "--set: method.recipe: must be 'default' or 'paper' (got 'papr')"),
+        ("method.recipe=[1]", "--set: method.recipe: "),
+        ("method.stepz=1", "--set: method.stepz: unknown key. Did you mean 'steps'? Known: "),
+        ("method.name=SAMop", "--set: method.name: unknown method 'SAMop'. Did you mean 'SAMap'? Known: SAMap"),
+        ("metod.steps=1", "--set: metod: unknown table. Did you mean 'method'? Known: model, image, "),
+        ("method.threshold=1.0", "run.toml: method: score_init (0.01) must be above threshold (1.0)"),
+        ("data.train_size=0", '--set: data.train_size: must be a whole number >= 1, or "whole" (got 0)'),
+        ("data.unauthorized=3", "--set: data.unauthorized: must be a domain, a list of domains, or a table"),
+        ("data.authorized=['a', 'b']", "--set: data.authorized: must be one domain (got a, b)"),
+        ("data.unauthorized=mnist", "run.toml: data: 'mnist' can't be authorized and unauthorized"),
+        ("data.unauthorized=['a/x', 'b/x']", "--set: data.unauthorized: two domains have the same name"),
+        ("model.path=sl", "run.toml: model: needs one of path, name and factory (got path and name)"),
+        ("model.classes=1", "--set: model.classes: must be >= 2 (got 1)"),
+        ("model.args=1", "--set: model.args: must be a table (got 1)"),
+        ("image.mean=[0.5, 0.5]", "image: mean has 2 values for 1 channels"),
+        ("image.height=big", "--set: image.height: must be a whole number (got 'big')"),
+        ("evaluate.precision=fp8", "--set: evaluate.precision: must be 'fp32' or 'bf16' (got 'fp8')"),
+        ("output.folder.name=1", "--set: output.folder.name: 'folder' is a value, not a table"),
+        ("output=out", "--set 'output=out': table.key=value is needed"),
+        ("method.steps", "--set 'method.steps': table.key=value is needed"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, change: str, expected: str
+) -> None:
+    monkeypatch.chdir(run_file.parent)
+    with pytest.raises(InputError) as caught:
+        read_run("run.toml", sets=[change])
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[method]\nsteps = 0", "run.toml: method.steps: must be >= 1 (got 0)"),
+        ("method = 3", "run.toml: method: is 3; a table [method] is needed"),
+        ("[image]\nchannels = 1", "run.toml: image.height: is missing"),
+        ("[output]\nfolder = ", "run.toml: isn't TOML: "),
+        ("[model]\nfactory = 'nothing'", "run.toml: model: factory must be package.module:function (got 'nothing')"),
+        ("[model]\npath = 'a'\nweights = 'b'", "run.toml: model: path is a folder with its own weights"),
+    ],
+)
+def test_a_wrong_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_run("run.toml")
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(InputError, match=r"nowhere\.toml: run file can't be read \(No such file"):
+        read_run("nowhere.toml")
+
+
+def test_the_first_difference_is_named() -> None:
+    assert difference({"a": {"b": 1}}, {"a": {"b": 1}}) == ""
+    assert difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == "a.c (none, now 2)"
