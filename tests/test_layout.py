@@ -39,7 +39,7 @@ def _public_functions() -> list[tuple[str, ast.FunctionDef]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "node"), _public_functions(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "node"), [pytest.param(*found, id=found[0]) for found in _public_functions()])
 def test_what_a_public_function_raises_is_documented(name: str, node: ast.FunctionDef) -> None:
     doc = ast.get_docstring(node) or ""
     assert doc, f"{name} has no docstring"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.conftest import Invoke, assert_bad_input
 
 from modelfence import files
 from modelfence.artifact import read_history
@@ -14,8 +15,6 @@ from modelfence.evaluation.result import Evaluation
 from modelfence.masking.digest import digest_of
 from modelfence.masking.mask import Mask
 from modelfence.models.load import load_model
-
-from tests.cli.conftest import Invoke, assert_bad_input
 
 COMPLETE = ["README.md", "history.csv", "mask", "model.json", "model.safetensors", "report.json", "run.toml"]
 
@@ -43,9 +42,7 @@ def test_the_artifact_is_complete_and_loads(finished: Path, source: Path) -> Non
     assert (finished / "README.md").read_text().startswith("---\n")
 
 
-def test_evaluate_of_the_artifact_gives_the_numbers_of_its_report(
-    invoke: Invoke, finished: Path, source: Path
-) -> None:
+def test_evaluate_of_the_artifact_gives_the_numbers_of_its_report(invoke: Invoke, finished: Path, source: Path) -> None:
     measure = ["--set", "evaluate.limit=40", "--set", "evaluate.refresh_images=20", "--json"]
     result = invoke("evaluate", finished, "sklearn_digits", "font_digits", "--before", source, *measure)
     assert result.exit_code == 0, result.stderr
@@ -130,9 +127,7 @@ def test_ctrl_c_saves_the_state(
     assert Mask.load("out/mask").folded_digest == Mask.load(finished / "mask").folded_digest
 
 
-def test_force_replaces_an_earlier_result(
-    invoke: Invoke, protect_arguments: list[str], finished: Path
-) -> None:
+def test_force_replaces_an_earlier_result(invoke: Invoke, protect_arguments: list[str], finished: Path) -> None:
     shutil.copytree(finished, "out")
     Path("out/mine.txt").write_text("kept")
     Path("out/state.safetensors").write_text("of a run that was stopped")

@@ -109,7 +109,7 @@ def test_every_example_is_valid(path: Path) -> None:
         ("method.recipe=[1]", "--set: method.recipe: "),
         ("method.stepz=1", "--set: method.stepz: unknown key. Did you mean 'steps'? Known: "),
         ("method.name=SAMop", "--set: method.name: unknown method 'SAMop'. Did you mean 'SAMap'? Known: SAMap"),
-        ("metod.steps=1", "--set: metod: unknown table. Did you mean 'method'? Known: model, image, "),
+        ("metod.steps=1", "--set: metod: unknown table. Did you mean 'method', 'model'? Known: model, image, "),
         ("method.threshold=1.0", "run.toml: method: score_init (0.01) must be above threshold (1.0)"),
         ("data.train_size=0", '--set: data.train_size: must be a whole number >= 1, or "whole" (got 0)'),
         ("data.unauthorized=3", "--set: data.unauthorized: must be a domain, a list of domains, or a table"),
@@ -127,9 +127,7 @@ def test_every_example_is_valid(path: Path) -> None:
         ("method.steps", "--set 'method.steps': table.key=value is needed"),
     ],
 )
-def test_a_wrong_value_is_named(
-    run_file: Path, monkeypatch: pytest.MonkeyPatch, change: str, expected: str
-) -> None:
+def test_a_wrong_value_is_named(run_file: Path, monkeypatch: pytest.MonkeyPatch, change: str, expected: str) -> None:
     monkeypatch.chdir(run_file.parent)
     with pytest.raises(InputError) as caught:
         read_run("run.toml", sets=[change])
@@ -147,9 +145,7 @@ def test_a_wrong_value_is_named(
         ("[model]\npath = 'a'\nweights = 'b'", "run.toml: model: path is a folder with its own weights"),
     ],
 )
-def test_a_wrong_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
-) -> None:
+def test_a_wrong_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(text)
     with pytest.raises(InputError) as caught:

@@ -32,7 +32,7 @@ class Augmented(Dataset):
         return SIZE
 
     def __getitem__(self, index):
-        noise = torch.rand(()) + np.random.rand() * 10 + random.random() * 100  # noqa: S311
+        noise = torch.rand(()) + np.random.rand() * 10 + random.random() * 100
         return VALUES[index] * 0 + float(noise), LABELS[index]
 
 
@@ -83,12 +83,12 @@ def test_augmentation_is_repeated_exactly_and_nobody_elses_state_is_touched():
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
-    expected = torch.rand(1), np.random.rand(), random.random()  # noqa: S311
+    expected = torch.rand(1), np.random.rand(), random.random()
     torch.manual_seed(5)
     np.random.seed(5)
     random.seed(5)
     once = first_images(0)
-    after = torch.rand(1), np.random.rand(), random.random()  # noqa: S311
+    after = torch.rand(1), np.random.rand(), random.random()
     assert after == expected
     assert first_images(0) == once
     assert first_images(1) != once

@@ -6,9 +6,8 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
 from tests import processes
+from torch import Tensor
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -150,7 +149,10 @@ def joint_batch(name: str) -> tuple[Tensor, Tensor]:
 
 
 SETTINGS = [
-    (name, limit, clamp) for name in ("anchors", "random") for limit in (1.0, 2.0, 100.0) for clamp in ("batch", "sample")
+    (name, limit, clamp)
+    for name in ("anchors", "random")
+    for limit in (1.0, 2.0, 100.0)
+    for clamp in ("batch", "sample")
 ]
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-
 from tests.masking import zoo
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import timm.layers
 import torch
+from tests import processes
+from tests.masking import zoo
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from modelfence.masking.batch_mode import BatchStatistics, has_batch_norm
 from modelfence.masking.digest import digest_of
 from modelfence.masking.masked_model import MaskedModel
-from tests import processes
-from tests.masking import zoo
 
 
 def network(affine: bool = True) -> nn.Sequential:

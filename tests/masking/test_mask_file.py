@@ -72,7 +72,10 @@ def test_packing_equals_a_loop_over_the_elements_and_comes_back(shape, seed):
 
 def test_packing_is_in_logical_order_whatever_the_strides():
     bits = random_bits((2, 3, 5, 7), 0)
-    for other in (bits.contiguous(memory_format=torch.channels_last), bits.transpose(0, 3).contiguous().transpose(0, 3)):
+    for other in (
+        bits.contiguous(memory_format=torch.channels_last),
+        bits.transpose(0, 3).contiguous().transpose(0, 3),
+    ):
         assert other.stride() != bits.stride()
         assert torch.equal(pack_bits(other), pack_bits(bits))
 
@@ -156,7 +159,7 @@ def test_every_flipped_bit_and_every_truncation_is_detected(saved, name):
     content = path.read_bytes()
     undetected = []
     with path.open("r+b", buffering=0) as file:
-        for index, wrong in enumerate(damaged(content)):
+        for wrong in damaged(content):
             file.seek(0)
             file.write(wrong)
             file.truncate()

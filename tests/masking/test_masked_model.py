@@ -6,12 +6,12 @@ import pytest
 import timm
 import torch
 import torchvision
+from tests.masking import zoo
+from tests.masking.test_model_matrix import masked_at_random
 from torch import Tensor, nn
 
 from modelfence.masking.mask import Mask
 from modelfence.masking.masked_model import MaskedModel
-from tests.masking import zoo
-from tests.masking.test_model_matrix import masked_at_random
 
 BF16 = torch.bfloat16
 

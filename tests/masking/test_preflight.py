@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.utils.checkpoint
+from tests.masking import zoo
+from tests.methods import toy
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from modelfence import ImageSpec, SAMap, preflight, protect
 from modelfence.errors import InputError
 from modelfence.masking.digest import digest_of
-from tests.masking import zoo
-from tests.methods import toy
 
 # torch.jit is deprecated, and users still have models made by it
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated")

@@ -77,16 +77,18 @@ def small_cnn() -> nn.Module:
 def resnet() -> Case:
     from torchvision.models.resnet import BasicBlock, ResNet
 
-    return Case(lively(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=CLASSES)), images())
+    model = ResNet(BasicBlock, [1, 1, 0, 0], num_classes=CLASSES)
+    model.layer3, model.layer4, model.fc = nn.Identity(), nn.Identity(), nn.Linear(128, CLASSES)
+    return Case(lively(model), images())
 
 
 @case
 def bottleneck_with_groups() -> Case:
     from torchvision.models.resnet import Bottleneck, ResNet
 
-    model = ResNet(Bottleneck, [1, 1, 0, 0], num_classes=CLASSES, groups=4, width_per_group=4)
-    model.layer3, model.layer4 = nn.Identity(), nn.Identity()
-    model.fc = nn.Linear(512, CLASSES)
+    model = ResNet(Bottleneck, [1, 0, 0, 0], num_classes=CLASSES, groups=4, width_per_group=4)
+    model.layer2, model.layer3, model.layer4 = nn.Identity(), nn.Identity(), nn.Identity()
+    model.fc = nn.Linear(256, CLASSES)
     return Case(lively(model), images())
 
 

@@ -32,7 +32,9 @@ def network() -> nn.Module:
 
 
 def config(**values: Any) -> SAMap:
-    return SAMap(**({"steps": 6, "learning_rate": RATE, "evaluate_every": 2, "decay": 0.0, "precision": "fp32"} | values))
+    return SAMap(
+        **({"steps": 6, "learning_rate": RATE, "evaluate_every": 2, "decay": 0.0, "precision": "fp32"} | values)
+    )
 
 
 def run(
@@ -139,7 +141,9 @@ def test_a_term_that_is_not_finite_is_named_with_its_step(tmp_path):
         return {"source": good, "target": good * (float("nan") if step >= 4 else 1)}
 
     file = tmp_path / "state.safetensors"
-    with pytest.raises(NonFiniteError, match="step 5: loss term 'target' became NaN or infinite; lower learn") as caught:
+    with pytest.raises(
+        NonFiniteError, match="step 5: loss term 'target' became NaN or infinite; lower learn"
+    ) as caught:
         run(config(steps=8, evaluate_every=3), loss, state_file=file)
     assert "\n" not in str(caught.value)
     good = run(config(steps=8, evaluate_every=3), squares, state_file=tmp_path / "other")

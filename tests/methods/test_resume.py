@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests import processes
+from tests.methods import toy
 
 from modelfence import SAMap, protect
 from modelfence.errors import Interrupted
-from tests import processes
-from tests.methods import toy
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one mask": {"recipe": "paper"},

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
+from tests.methods import toy
 from torch import Tensor, nn
 
 from modelfence import SAMap
@@ -12,7 +13,6 @@ from modelfence.errors import InputError
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods import samap
 from modelfence.methods.loop import Session
-from tests.methods import toy
 
 
 def session(**targets: object) -> Session:

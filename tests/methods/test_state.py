@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods import toy
 
 from modelfence import SAMap, protect
 from modelfence.errors import ArtifactError, InputError
 from modelfence.methods.state import load_state, save_state
 from modelfence.protect import Protection
-from tests.methods import toy
 
 TENSORS = {
     "score/0": torch.arange(6.0).reshape(2, 3).T,

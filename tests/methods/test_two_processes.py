@@ -7,11 +7,11 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
+from tests import processes
+from tests.methods import toy
 from torch import Tensor
 
 from modelfence import SAMap, protect
-from tests import processes
-from tests.methods import toy
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     # a limit that some batch means pass and some don't, so that the clamp must be that of the joint batch

@@ -97,7 +97,9 @@ def _shortage(error: Exception) -> str | None:
     return None
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    name="modelfence", cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="modelfence", message="%(prog)s %(version)s")
 def main() -> None:
     """Confine a trained image classifier to the domains its owner authorized.
