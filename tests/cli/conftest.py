@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from PIL import Image
 
 from modelfence.cli.main import main
 from modelfence.data.image_spec import ImageSpec
@@ -62,6 +64,17 @@ def finished(protect_arguments: list[str], tmp_path_factory: pytest.TempPathFact
     result = CliRunner().invoke(main, [*protect_arguments, "--output", str(folder)])
     assert result.exit_code == 0, result.output
     return folder
+
+
+def image_folder(root: Path, classes: int = 10, each: int = 2) -> Path:
+    """Write a folder of grey images with one sub-folder for each class."""
+    for label in range(classes):
+        folder = root / f"class_{label}"
+        folder.mkdir(parents=True)
+        for number in range(each):
+            pixels = np.full((16, 16), 20 * label + number, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
 
 
 def assert_bad_input(result: Result, *fragments: str) -> None:

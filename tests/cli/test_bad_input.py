@@ -6,13 +6,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from click.testing import Result
-from PIL import Image
 from safetensors.torch import load_file, save_file
-from tests.cli.conftest import IMAGE, Invoke, assert_bad_input
+from tests.cli.conftest import IMAGE, Invoke, assert_bad_input, image_folder
 from torch import nn
 
 from modelfence import files
@@ -40,17 +38,6 @@ def protect(invoke: Invoke, source: Path) -> Protect:
         return result
 
     return run
-
-
-def image_folder(root: Path, classes: int = 10, each: int = 2) -> Path:
-    """Write a folder of grey images with one sub-folder for each class."""
-    for label in range(classes):
-        folder = root / f"class_{label}"
-        folder.mkdir(parents=True)
-        for number in range(each):
-            pixels = np.full((16, 16), 20 * label + number, dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
-    return root
 
 
 def test_an_unknown_domain(protect: Protect) -> None:

@@ -10,13 +10,16 @@ import click
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, image_folder
 
 from modelfence import __version__
 from modelfence.artifact import read_report
 from modelfence.cli import demo_job
 from modelfence.cli.main import Verbs, main
+from modelfence.cli.parts import load_parts
+from modelfence.cli.tables import DataTable
 from modelfence.data import catalog
+from modelfence.data.splits import holdout
 from modelfence.masking.mask import Mask
 from modelfence.models.load import load_model
 
@@ -67,12 +70,6 @@ def test_train_goes_on_from_given_weights(invoke: Invoke, source: Path) -> None:
 
 
 def test_a_domain_that_is_not_divided_keeps_test_images_apart(invoke: Invoke, source: Path) -> None:
-    from tests.cli.test_bad_input import image_folder
-
-    from modelfence.cli.parts import load_parts
-    from modelfence.cli.tables import DataTable
-    from modelfence.data.splits import holdout
-
     folder = image_folder(Path("ward"), each=6)
     image = load_model(source).image
     parts = [load_parts("ward", str(folder), DataTable(seed=seed), image, 10) for seed in (0, 1)]
@@ -88,8 +85,6 @@ def test_a_domain_that_is_not_divided_keeps_test_images_apart(invoke: Invoke, so
 
 
 def test_a_folder_divided_into_train_and_val_is_measured_on_val(invoke: Invoke, source: Path) -> None:
-    from tests.cli.test_bad_input import image_folder
-
     image_folder(Path("ward/train"), each=3)
     image_folder(Path("ward/val"), each=2)
     result = invoke("evaluate", source, "here=ward", "--json")
@@ -210,7 +205,7 @@ def test_the_demo_does_the_whole_job(invoke: Invoke, monkeypatch: pytest.MonkeyP
 
 
 def test_help_needs_no_torch() -> None:
-    program = "import sys; from modelfence.cli.main import main; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    program = "import sys; import modelfence.cli.main; sys.exit(bool({'torch', 'pydantic'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
