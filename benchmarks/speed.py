@@ -184,14 +184,14 @@ def main():
             row = in_turn(mask_step(name, precision), finetune_step(name, precision), options.rounds)
             peak = [memory(kind, name, precision) for kind in ("mask", "finetune")]
             row |= {"peak_bytes": peak, "peak_ratio": peak[0] / peak[1]}
-            rows.append({"compare": "mask step / fine-tuning step", "network": name, "precision": precision, **row})
+            rows.append({"compare": "paper step / fine-tuning step", "network": name, "precision": precision, **row})
             report(rows[-1])
         row = in_turn(inference(name, folded=True), inference(name, folded=False), 2 * options.rounds)
         rows.append({"compare": "folded / original inference", "network": name, "precision": "fp32", **row})
         report(rows[-1])
         fast = mask_step(name, resolve_precision("auto"))
         row = in_turn(naive_step(name), fast, options.rounds)
-        rows.append({"compare": "naive step / mask step", "network": name, "precision": "auto", **row})
+        rows.append({"compare": "naive step / paper step", "network": name, "precision": "auto", **row})
         report(rows[-1])
     atomic_write(options.output, json.dumps({"machine": machine(), "batch": BATCH, "rows": rows}, indent=1) + "\n")
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modelfence.data.domain import labels_of
+from modelfence.data.stream import StreamDomain
 from modelfence.errors import InputError
 from modelfence.evaluation.metrics import balanced_accuracy
 from modelfence.masking.preflight import classes_of
@@ -110,6 +111,8 @@ def _check(model: nn.Module, named: "Mapping[str, Domain]") -> int:
                 f"domain {name!r} has {len(domain.classes)} classes, the model gives {classes}; "
                 "map the labels to the model's classes, or take another domain"
             )
+        if isinstance(domain, StreamDomain):
+            domain.expect_classes(classes)
         labels = getattr(domain, "labels", None)
         if labels is not None and int(labels.max()) >= classes:
             raise InputError(f"domain {name!r} has label {int(labels.max())}, the model has classes 0..{classes - 1}")

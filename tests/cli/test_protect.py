@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
+from tests import processes
 from tests.cli.conftest import Invoke, assert_bad_input
 
 from modelfence import files
 from modelfence.artifact import read_history
 from modelfence.cli import protect_job
+from modelfence.cli.main import main
 from modelfence.evaluation.result import Evaluation
 from modelfence.masking.digest import digest_of
 from modelfence.masking.mask import Mask
@@ -151,7 +154,33 @@ def test_one_mask_each(invoke: Invoke, protect_arguments: list[str]) -> None:
     assert "  8/8  " in result.stderr
 
 
+def _protect_in_this_process(arguments: list[str]) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_two_processes_write_one_result(protect_arguments: list[str], tmp_path: Path) -> None:
+    arguments = [*protect_arguments, "--output", str(tmp_path / "out"), "--json"]
+    (code, out, err), other = processes.ranks(_protect_in_this_process, arguments, folder=tmp_path / "ranks")
+    assert (code, other) == (0, (0, "", "")), err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == COMPLETE
+    assert json.loads(out)["mask"]["folded_digest"] == Mask.load(tmp_path / "out" / "mask").folded_digest
+    again = processes.ranks(_protect_in_this_process, [*arguments, "--resume"], folder=tmp_path / "again")
+    assert [code for code, _, _ in again] == [0, 0]
+    assert json.loads(again[0][1]) == json.loads(out)
+
+
 def test_ranks_above_0_say_nothing(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     result = invoke("domains")
     assert (result.exit_code, result.output) == (0, "")
+
+
+@pytest.mark.parametrize("given", [["--force"], ["--force", "--set", "method.masks=one_each"]])
+def test_the_base_is_never_written_over(
+    invoke: Invoke, protect_arguments: list[str], source: Path, given: list[str]
+) -> None:
+    before = (source / "model.safetensors").read_bytes()
+    result = invoke(*protect_arguments, "--output", source, *given)
+    assert_bad_input(result, "holds the model to be masked", "name another output folder")
+    assert (source / "model.safetensors").read_bytes() == before

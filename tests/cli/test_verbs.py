@@ -121,6 +121,13 @@ def test_evaluate_prints_the_table(invoke: Invoke, source: Path, finished: Path)
     assert "ST-D" in result.stdout
 
 
+@pytest.mark.usefixtures("data_root")
+def test_evaluate_on_real_images(invoke: Invoke, source: Path) -> None:
+    result = invoke("evaluate", source, "usps", "--set", "evaluate.limit=30", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [(score["name"], score["images"]) for score in json.loads(result.stdout)["scores"]] == [("usps", 30)]
+
+
 def test_a_network_of_one_s_own_from_a_run_file(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

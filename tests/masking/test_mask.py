@@ -78,11 +78,7 @@ def test_bits_for_another_network_are_refused():
         Mask.of(model, {"0.weight": torch.ones(2, 2, dtype=torch.bool)})
 
 
-def compiled(model: nn.Module) -> nn.Module:
-    return torch.compile(model, backend="eager")
-
-
-@pytest.mark.parametrize("wrap", [nn.DataParallel, compiled, lambda model: compiled(nn.DataParallel(model))])
+@pytest.mark.parametrize("wrap", [nn.DataParallel, zoo.compiled, lambda model: zoo.compiled(nn.DataParallel(model))])
 def test_wrappers_make_no_difference(wrap):
     mask = random_mask(zoo.small_cnn())
     wrapped = wrap(zoo.small_cnn())

@@ -373,26 +373,6 @@ class Wrapped(nn.Module):
 
 
 @case
-def mapping_output() -> Case:
-    return Case(Wrapped(small_cnn(), "mapping"), images())
-
-
-@case
-def object_output() -> Case:
-    return Case(Wrapped(small_cnn(), "object"), images())
-
-
-@case
-def tuple_output() -> Case:
-    return Case(Wrapped(small_cnn(), "tuple"), images())
-
-
-@case
-def frozen_parameters() -> Case:
-    return Case(small_cnn().requires_grad_(False), images())
-
-
-@case
 def partly_in_train_mode() -> Case:
     model = small_cnn().eval()
     model[1].train()
@@ -407,33 +387,8 @@ def made_in_inference_mode() -> Case:
 
 
 @case
-def float64_base() -> Case:
-    return Case(small_cnn().double(), images().double())
-
-
-@case
 def bfloat16_base() -> Case:
     return Case(vit_timm().model.bfloat16(), images().bfloat16())
-
-
-@case
-def bfloat16_cnn() -> Case:
-    return Case(small_cnn().bfloat16(), images().bfloat16())
-
-
-@case
-def float16_base() -> Case:
-    return Case(small_cnn().half(), images().half())
-
-
-@case
-def channels_last_base() -> Case:
-    return Case(small_cnn().to(memory_format=torch.channels_last), images())
-
-
-@case
-def compiled_base() -> Case:
-    return Case(torch.compile(small_cnn(), backend="eager"), images())
 
 
 @case
@@ -443,21 +398,24 @@ def compiled_in_place() -> Case:
     return Case(model, images())
 
 
-@case
-def data_parallel_base() -> Case:
-    return Case(nn.DataParallel(small_cnn()), images())
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
 
 
-@case
-def distributed_base() -> Case:
-    return Case(nn.parallel.DistributedDataParallel(small_cnn()), images())
-
-
-@case
-def distributed_and_compiled() -> Case:
-    return Case(torch.compile(nn.parallel.DistributedDataParallel(small_cnn()), backend="eager"), images())
-
-
+VARIANTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "mapping_output": lambda model: Wrapped(model, "mapping"),
+    "object_output": lambda model: Wrapped(model, "object"),
+    "tuple_output": lambda model: Wrapped(model, "tuple"),
+    "frozen_parameters": lambda model: model.requires_grad_(False),
+    "channels_last_base": lambda model: model.to(memory_format=torch.channels_last),
+    "compiled_base": compiled,
+    "data_parallel_base": nn.DataParallel,
+    "distributed_base": nn.parallel.DistributedDataParallel,
+    "distributed_and_compiled": lambda model: compiled(nn.parallel.DistributedDataParallel(model)),
+}
+ZOO |= {name: lambda change=change: Case(change(small_cnn()), images()) for name, change in VARIANTS.items()}
+DTYPES = {"float64_base": torch.float64, "bfloat16_cnn": torch.bfloat16, "float16_base": torch.float16}
+ZOO |= {name: lambda dtype=dtype: Case(small_cnn().to(dtype), images().to(dtype)) for name, dtype in DTYPES.items()}
 NEEDS_PROCESS_GROUP = frozenset({"distributed_base", "distributed_and_compiled"})
 
 

@@ -91,6 +91,17 @@ def test_half_a_batch_is_authorized_and_the_targets_share_the_rest_equally():
     assert not torch.equal(first.groups[0], other.groups[0])
 
 
+def test_what_does_not_divide_goes_to_the_first_targets():
+    three = session(a=toy.blobs(80), b=toy.blobs(80), c=toy.blobs(80))
+    step = next(samap._steps(SAMap(batch_size=17), three, 0))
+    assert [len(group) for group in step.groups] == [8, 3, 3, 2]
+
+
+def test_a_batch_too_small_for_its_domains_is_refused():
+    with pytest.raises(InputError, match="batch_size 6 leaves 1 .* each of 2 unauthorized domains.*masks='one_each'"):
+        samap.learn_source_available(toy.trained("mlp"), SAMap(batch_size=6, steps=1), two_targets())
+
+
 def test_a_domain_without_labels_is_named():
     blind = as_domain([(toy.blobs(32).tensors[0],)], name="blind")
     run = Session(Fabric(accelerator="cpu", devices=1), as_domain(toy.blobs(80), name="authorized"), {"blind": blind})

@@ -72,11 +72,11 @@ def test_a_number_changed_in_the_facts_is_refused(tmp_path):
 # Through protect
 
 
-def go(folder: Path, *, kind: str = "mlp", resume: bool = True, **values: Any) -> Protection:
+def go(folder: Path, *, kind: str = "mlp", resume: bool = True, source: int = 1, **values: Any) -> Protection:
     settings = {"steps": 6, "batch_size": 16, "evaluate_every": 3, "learning_rate": 2e-3, "precision": "fp32"} | values
     return protect(
         toy.trained(kind),
-        authorized=toy.blobs(80, seed=1),
+        authorized=toy.blobs(80, seed=source),
         unauthorized=toy.blobs(80, seed=2, inverted=True),
         method=SAMap(**settings),
         output=folder,
@@ -97,9 +97,10 @@ def one_bit() -> torch.nn.Module:
         ({"steps": 7}, "configuration"),
         ({"recipe": "paper"}, "configuration"),
         ({"kind": "cnn"}, "model"),
+        ({"source": 9}, "domains"),
     ],
 )
-def test_another_configuration_or_model_is_not_resumed(tmp_path, change, named):
+def test_another_configuration_model_or_domain_is_not_resumed(tmp_path, change, named):
     go(tmp_path)
     file = tmp_path / "state.safetensors"
     before = file.read_bytes()

@@ -11,7 +11,7 @@ from modelfence.cli.console import Console
 @options.force
 @options.as_json
 def command(output: str, force: bool, as_json: bool) -> None:
-    """Train a small model, confine it to its domain, measure it, and write a report. No download; under two minutes.
+    """Train a small model, confine it to its domain, measure it, and write a report: about a minute, no download.
 
     The authorized domain is scanned handwritten digits; the unauthorized ones are printed digits and digits on
     photographs.

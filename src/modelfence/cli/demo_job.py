@@ -1,7 +1,11 @@
 """What ``modelfence demo`` does: train, protect and report on built-in domains, and say what came out."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from modelfence.cli.console import Console
 from modelfence.cli.protect_job import protect_model
@@ -25,7 +29,6 @@ _SOURCE = {
 _MASK = {
     "data.unauthorized": _UNAUTHORIZED,
     "method.steps": 400,
-    "method.batch_size": 64,
     "method.learning_rate": 3e-4,
     "method.limit": 2.5,
 }
@@ -46,6 +49,25 @@ def run_demo(output: str, console: Console, *, force: bool = False) -> tuple[str
         InputError: The folder isn't empty.
     """
     folder = prepare_output(Path(output), force=force)
+    with _one_thread():
+        report = _job(folder, console, force=force)
+    table = Evaluation.from_dict(report["evaluation"])
+    return "\n".join([str(table), "", *_numbers(table, report["mask"]["cut_share"]), "", *_files(folder)]), report
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: the network is too small for more, and the numbers don't depend on how many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _job(folder: Path, console: Console, *, force: bool) -> dict[str, Any]:
+    """Train, protect and report; return the content of the protected model's ``report.json``."""
     source, protected = folder / "source", folder / "protected"
     console.note("1 of 3: a source model, which is what an owner has")
     train_model(_run(source, _SOURCE), console, force=force)
@@ -53,8 +75,7 @@ def run_demo(output: str, console: Console, *, force: bool = False) -> tuple[str
     report = protect_model(_run(protected, {"model.path": str(source), **_MASK}), console, force=force)
     console.note("3 of 3: a report")
     make_report(protected, samples=True, title="modelfence demo: handwritten digits only")
-    table = Evaluation.from_dict(report["evaluation"])
-    return "\n".join([str(table), "", *_numbers(table, report["mask"]["cut_share"]), "", *_files(folder)]), report
+    return report
 
 
 def _run(folder: Path, settings: dict[str, Any]) -> Run:

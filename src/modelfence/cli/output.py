@@ -34,28 +34,33 @@ class Output:
         tables: The resolved run.
         resume: Go on with the run in the folder.
         force: Allow a folder that isn't empty.
+        writes: This process is the one of the run's processes that writes.
 
     Attributes:
         finished: The folder holds the complete result of this very run.
+        begun: The folder holds this run, not an earlier one.
 
     Raises:
         InputError: The folder isn't empty and neither was asked for, or it holds another run than the one to resume.
     """
 
-    def __init__(self, folder: Path, tables: Mapping[str, Any], *, resume: bool, force: bool) -> None:
+    def __init__(
+        self, folder: Path, tables: Mapping[str, Any], *, resume: bool, force: bool, writes: bool = True
+    ) -> None:
         if resume and force:
             raise InputError("--resume goes on and --force starts anew: give one of them")
         self.folder = folder
         self.resume = resume
         self.finished = False
         self._run = write_toml(tables)
-        self._begun = False
+        self.begun = not writes
         if resume and _has_files(folder):
             self._check_same(tables)
             self.finished = (folder / REPORT).exists()
-            self._begun = True
-        prepare_output(folder, force=force, resume=resume)
-        if self.finished:
+            self.begun = True
+        if writes:
+            prepare_output(folder, force=force, resume=resume)
+        if writes and self.finished:
             self.end()
 
     def begin(self, *, state_saved: bool = False) -> None:
@@ -64,9 +69,9 @@ class Output:
         Args:
             state_saved: The state in the folder is already this run's.
         """
-        if self._begun:
+        if self.begun:
             return
-        self._begun = True
+        self.begun = True
         _remove(self.folder, _RESULTS if state_saved else (*_RESULTS, *_STATES))
         atomic_write(self.folder / RUN, self._run)
 

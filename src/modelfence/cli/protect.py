@@ -61,7 +61,8 @@ def command(
     console = Console(as_json=as_json)
     run = read_run(run_file, options=given, sets=sets)
     report = protect_model(run, console, resume=resume, force=force)
-    console.result(summary(report, run.output.folder if run.output else ""), report)
+    if report:
+        console.result(summary(report, run.output.folder if run.output else ""), report)
 
 
 def summary(report: dict[str, object], folder: str) -> str:

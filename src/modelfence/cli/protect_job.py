@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from modelfence.artifact import Artifact, peak_memory_mib, read_report, write_artifact
 from modelfence.cli.console import Advance, Console
+from modelfence.cli.engine import is_first, joined_fabric
 from modelfence.cli.output import Output
 from modelfence.cli.parts import Parts, check_class_names, load_parts
 from modelfence.cli.reference import load
@@ -19,8 +20,11 @@ from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.table import evaluate
 from modelfence.methods.config import MaskConfig
 from modelfence.methods.registry import method_for
-from modelfence.models.load import LoadedModel
+from modelfence.models.load import WEIGHTS_FILE, LoadedModel
 from modelfence.protect import Protection, protect
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 _TABLES = ("model", "image", "data", "method", "evaluate", "output")
 
@@ -35,7 +39,7 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
         force: Replace what is in the folder, once there is something to put in its place.
 
     Returns:
-        The content of ``report.json``.
+        The content of ``report.json``; empty in all but the first of several processes.
 
     Raises:
         InputError: Something is missing or doesn't fit; nothing was written or replaced.
@@ -47,15 +51,20 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
     given = {name: run.data is not None and bool(getattr(run.data, name)) for name in ("authorized", "unauthorized")}
     _, config = method_for(run.method, given)
     folder = Path(run.output.folder)
+    _keep_base(run, folder)
     run = replace(run, method=config)
-    output = Output(folder, run.tables(*_TABLES), resume=resume, force=force)
+    fabric = joined_fabric(config.precision)
+    first = is_first(fabric)
+    output = Output(folder, run.tables(*_TABLES), resume=resume, force=force, writes=first)
     if output.finished:
         console.note(f"{output.folder}: is finished; nothing to do")
         return read_report(output.folder)
     loaded = load(run.model, run.image, "protect")
     authorized, unauthorized = _domains(run, loaded, console)
     try:
-        learning, protection = _learn(loaded, authorized, unauthorized, config, output, console)
+        learning, protection = _learn(loaded, authorized, unauthorized, config, output, console, fabric)
+        if not first:
+            return {}
         measuring, table = _measure(loaded, protection, {**authorized, **unauthorized}, run, console)
         artifact = Artifact(
             model=protection.model,
@@ -77,6 +86,8 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
         output.begin(state_saved=True)
         raise
     except KeyboardInterrupt as error:
+        if not output.begun:
+            raise
         raise Interrupted(f"stopped; what was done is in {output.folder}: go on with --resume") from error
     output.end()
     return report
@@ -98,6 +109,13 @@ def _domains(run: Run, loaded: LoadedModel, console: Console) -> tuple[dict[str,
     return found[0], found[1]
 
 
+def _keep_base(run: Run, folder: Path) -> None:
+    """Refuse to write over the only copy of the base: without it the mask can't be used."""
+    for given in (run.model.path, run.model.weights):
+        if given is not None and Path(given).resolve() in (folder.resolve(), (folder / WEIGHTS_FILE).resolve()):
+            raise InputError(f"{folder}: the output folder holds the model to be masked; name another output folder")
+
+
 def _learn(
     loaded: LoadedModel,
     authorized: Mapping[str, Parts],
@@ -105,12 +123,14 @@ def _learn(
     config: MaskConfig,
     output: Output,
     console: Console,
+    fabric: "Fabric | None",
 ) -> tuple[float, Protection]:
     """Learn the mask; return the seconds it took and the result."""
     start = time.monotonic()
     targets = {name: parts.train for name, parts in unauthorized.items()}
     runs = len(targets) if config.masks == "one_each" else 1
-    with console.progress(f"learning a mask against {', '.join(targets)}", config.steps * runs) as advance:
+    against = ", ".join(targets) if len(targets) <= 2 else f"{len(targets)} domains"
+    with console.progress(f"learning a mask against {against}", config.steps * runs) as advance:
         protection = protect(
             loaded.model,
             authorized=next((parts.train for parts in authorized.values()), None),
@@ -120,6 +140,7 @@ def _learn(
             output=output.folder,
             resume=output.resume,
             progress=_reporter(output, advance, config.steps),
+            fabric=fabric,
         )
     return time.monotonic() - start, protection
 

@@ -57,6 +57,8 @@ def command(
     console = Console(as_json=as_json)
     run = read_run(run_file, options=given, sets=sets)
     report = train_model(run, console, force=force)
+    if not report:
+        return
     folder = run.output.folder if run.output else ""
     text = (
         f"{100 * report['test_accuracy']:.1f} % right on {report['images']['test']:,} test images of "

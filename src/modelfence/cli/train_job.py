@@ -10,6 +10,7 @@ import torch
 
 from modelfence.artifact import FORMAT, REPORT, RUN, machine, peak_memory_mib
 from modelfence.cli.console import Console
+from modelfence.cli.engine import is_first, joined_fabric
 from modelfence.cli.parts import load_parts
 from modelfence.cli.reference import image_option, load, load_untrained
 from modelfence.cli.runfile import Run, write_toml
@@ -33,7 +34,7 @@ def train_model(run: Run, console: Console, *, force: bool = False) -> dict[str,
         force: Replace what is in the folder.
 
     Returns:
-        The content of ``report.json``.
+        The content of ``report.json``; empty in all but the first of several processes.
 
     Raises:
         InputError: Something is missing or doesn't fit; nothing was written.
@@ -45,7 +46,10 @@ def train_model(run: Run, console: Console, *, force: bool = False) -> dict[str,
         raise InputError("train: data.authorized: is missing; give it in a run file or as --domain")
     if run.output is None:
         raise InputError("train: output.folder: is missing; give it in a run file or as --output")
-    folder = prepare_output(Path(run.output.folder), force=force)
+    fabric = joined_fabric(run.train.precision)
+    folder = Path(run.output.folder)
+    if is_first(fabric):
+        prepare_output(folder, force=force)
     saved = load(run.model, run.image, "train") if run.model.path is not None else None
     image = saved.image if saved else run.image or ImageSpec(**(image_option(32) or {}))
     ((name, text),) = run.data.authorized.items()
@@ -59,8 +63,11 @@ def train_model(run: Run, console: Console, *, force: bool = False) -> dict[str,
             parts.train,
             parts.validation,
             run.train,
+            fabric=fabric,
             progress=lambda row: advance(row["epoch"], _line(row)),
         )
+    if not is_first(fabric):
+        return {}
     table = evaluate(
         loaded.model,
         {name: parts.test},

@@ -78,6 +78,11 @@ class StreamDomain:
         to_device(first.images[:1], None, spec, torch.device("cpu"), name)
         self._labelled = first.labels is not None
 
+    def expect_classes(self, count: int) -> None:
+        """Check the labels of every batch against a number of classes, where none was given before."""
+        if self._count is None:
+            self._count = count
+
     def __repr__(self) -> str:
         return f"StreamDomain({self.name!r}, {'?' if self.size is None else self.size} images)"
 

@@ -97,4 +97,4 @@ def clamped_ascent(
         return each.clamp(max=limit).mean()
     mean = each.mean()
     joint = mean.detach() if mean_over_processes is None else mean_over_processes(mean.detach().clone())
-    return mean.new_tensor(limit).where(joint >= limit, mean)  # NaN passes, so that it is noticed
+    return mean.new_full((), limit).where(joint >= limit, mean)  # NaN passes, so that it is noticed

@@ -87,7 +87,7 @@ def _joint_batch_norm(values: Tensor, weight: Tensor | None, bias: Tensor | None
     axes = [axis for axis in range(values.ndim) if axis != 1]
     shape = [1, -1] + [1] * (values.ndim - 2)
     wide = values.float()
-    count = _joint_sum(wide.new_tensor(float(values.numel() // values.shape[1])))
+    count = _joint_sum(wide.new_full((), values.numel() // values.shape[1]))
     mean = _joint_sum(wide.sum(axes)) / count
     centred = wide - mean.reshape(shape)
     variance = _joint_sum(centred.square().sum(axes)) / count

@@ -62,19 +62,19 @@ def load_mask(folder: Path) -> dict[str, Any]:
     """
     record = _read_record(folder / RECORD)
     bits = _read(folder / BITS)
-    if sha256(bits) != record["bits_sha256"]:
+    if sha256(bits) != record.get("bits_sha256"):
         raise ArtifactError(f"{folder / BITS}: truncated or altered (SHA-256 isn't the one in {RECORD})")
     try:
         packed = load_tensors(bits)["kept"]
     except (SafetensorError, KeyError) as error:
         raise ArtifactError(f"{folder / BITS}: not a mask file ({error})") from error
-    return {
-        "kept": _unpacked(packed, record["parameters"], folder),
-        "base_digest": record["base_digest"],
-        "folded_digest": record["folded_digest"],
-        "aliases": record["aliases"],
-        "metadata": record["metadata"],
-    }
+    try:
+        fields = {name: record[name] for name in ("base_digest", "folded_digest", "aliases", "metadata")}
+        return {"kept": _unpacked(packed, record["parameters"], folder), **fields}
+    except ArtifactError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder / RECORD}: not a complete mask record ({error!r})") from error
 
 
 def _unpacked(packed: Tensor, table: list[Mapping[str, Any]], folder: Path) -> dict[str, Tensor]:
@@ -116,7 +116,11 @@ def _read_record(path: Path) -> dict[str, Any]:
     if form > FORMAT:
         raise ArtifactError(f"{path}: format {form} is newer than this modelfence reads ({FORMAT}); upgrade it")
     record.pop("record_sha256", None)
-    if _written(record) != raw:
+    try:
+        same = _written(record) == raw
+    except ValueError:
+        same = False
+    if not same:
         raise ArtifactError(f"{path}: truncated or altered (SHA-256 doesn't fit its content)")
     return dict(record)
 

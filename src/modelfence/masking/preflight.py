@@ -104,9 +104,10 @@ def classes_of(model: nn.Module, images: Tensor) -> int:
         images: Shape (N, C, H, W), as the network takes them, on any device.
 
     Raises:
-        InputError: It can't be masked, doesn't take the images, or doesn't return logits.
+        InputError: It doesn't take the images, or doesn't return logits.
     """
-    require_maskable(model, sample=images)
+    for finding in _forward(unwrap(model), images):
+        raise InputError(f"{finding.reason}; {finding.remedy}")
     probe, sample = _probe(unwrap(model), images)
     return int(logits_of(probe(sample)).shape[1])
 

@@ -1,21 +1,22 @@
 """The loop that learns mask scores: optimizer, measurements, saved state, interruption."""
 
 import contextlib
+import copy
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from modelfence.data.domain import Domain
-from modelfence.errors import Interrupted, NonFiniteError
-from modelfence.masking.digest import digest_of
+from modelfence.data.domain import Domain, IndexedDomain
+from modelfence.errors import InputError, Interrupted, NonFiniteError
+from modelfence.masking.digest import digest_of, digest_of_tensors
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import MaskConfig
 from modelfence.methods.state import load_state, require_same_run, save_state
@@ -99,7 +100,7 @@ def learn_scores(
             if run.step % config.evaluate_every == 0 or run.step == config.steps:
                 run.measure()
                 run.save()
-            if stopped.is_set():
+            if run.agreed(stopped.is_set()):
                 run.require_finite()
                 run.save()
                 raise Interrupted(_resume_text(session, run.step))
@@ -111,16 +112,21 @@ class _Run:
 
     def __init__(self, model: nn.Module, config: MaskConfig, session: Session) -> None:
         self.config, self.session, self.fabric = config, session, session.fabric
-        reduced = "bf16" in str(getattr(self.fabric._precision, "precision", ""))
+        reduced = _computes_in_bfloat16(self.fabric)
         self.masked = MaskedModel(
-            model,
+            _in_float32(model),
             score_init=config.score_init,
             threshold=config.threshold,
             dtype=torch.bfloat16 if reduced else None,
             channels_last=True,
         )
         self.masked.world = self.fabric.world_size
-        self.identity = {"model": digest_of(model), "configuration": asdict(config)}
+        self.identity = {
+            "model": digest_of(model),
+            "configuration": asdict(config),
+            "domains": _named(session),
+            "number of processes": self.fabric.world_size,
+        }
         self.student, self.optimizer = self.fabric.setup(self.masked, self._adam())
         self.step = 0
         self.history: list[Row] = []
@@ -199,10 +205,20 @@ class _Run:
     def _keep_best(self, row: Row) -> None:
         if self.config.patience is None:
             return
-        if row.get("gap", -float("inf")) > self.best_gap or not self.best:
-            self.best_gap, self.waited, self.best = row.get("gap", -float("inf")), 0, self.masked.kept()
+        gap = float(self.fabric.broadcast(row.get("gap", -float("inf"))))
+        if gap > self.best_gap or not self.best:
+            self.best_gap, self.waited, self.best = gap, 0, self.masked.kept()
         else:
             self.waited += 1
+
+    def agreed(self, stop: bool) -> bool:
+        """Whether all processes stop now: one that was told to stop must not leave the others waiting for it."""
+        if self.fabric.world_size == 1:
+            return stop
+        if self.step % self.config.evaluate_every:
+            return False
+        told = torch.tensor(float(stop), device=self.fabric.device)
+        return bool(cast("Tensor", self.fabric.all_reduce(told, reduce_op="sum")) > 0)
 
     def out_of_patience(self) -> bool:
         """Whether early stopping says that it is enough."""
@@ -253,6 +269,32 @@ class _Run:
                 self.best[rest] = value
             elif kind == "sum":
                 self.sums[rest] = value.to(self.fabric.device)
+
+
+def _computes_in_bfloat16(fabric: Fabric) -> bool:
+    """Whether the forward pass runs in bfloat16; the scores must stay in float32."""
+    precision = str(fabric._precision.precision)
+    if precision not in ("32-true", "bf16-mixed"):
+        raise InputError(f"fabric has precision {precision!r}; masks are learned in '32-true' or 'bf16-mixed'")
+    return precision == "bf16-mixed"
+
+
+def _in_float32(model: nn.Module) -> nn.Module:
+    """A network kept in half precision is learned on in float32, where small gradients don't vanish."""
+    if any(value.dtype in (torch.float16, torch.bfloat16) for value in model.parameters()):
+        return copy.deepcopy(model).float()
+    return model
+
+
+def _named(session: Session) -> dict[str, list[Any]]:
+    """What tells the domains of one run from those of another: name, size, and the first images where they stay."""
+    domains = {**session.unauthorized, **({} if session.authorized is None else {"": session.authorized})}
+    named: dict[str, list[Any]] = {}
+    for name, domain in domains.items():
+        named[name] = [domain.name, domain.size]
+        if isinstance(domain, IndexedDomain):
+            named[name].append(digest_of_tensors({"first": next(domain.once(8, limit=8)).images}))
+    return named
 
 
 def _resume_text(session: Session, step: int) -> str:

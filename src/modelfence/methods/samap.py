@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from modelfence.data.domain import labels_of
+from modelfence.errors import InputError
 from modelfence.losses.classification import Clamp, clamped_ascent, cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
@@ -59,6 +60,9 @@ class SAMap(MaskConfig):
     batch_statistics: bool | None = None
 
 
+_FEWEST = 2  # images of a domain a step: one alone has no batch statistics
+
+
 class _Step(NamedTuple):
     groups: list[Tensor]  # images: authorized, then of each unauthorized domain
     labels: list[Tensor]
@@ -74,9 +78,16 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
         session: Domains with labels, device, where to save.
 
     Raises:
+        InputError: The batch is too small for so many domains.
         NonFiniteError: A loss term became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
+    smallest = min(_shares(config, len(session.unauthorized)))
+    if smallest < _FEWEST:
+        raise InputError(
+            f"batch_size {config.batch_size} leaves {smallest} image(s) a step for each of {len(session.unauthorized)} "
+            f"unauthorized domains; at least {_FEWEST} are needed: raise batch_size, or use masks='one_each'"
+        )
     both = config.batch_statistics
     if both is None:
         both = has_batch_norm(model)
@@ -89,19 +100,18 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
 
 def _steps(config: SAMap, session: Session, start: int) -> Iterator[_Step]:
     """Hand out half a batch of authorized images and an equal share of the other half from each unauthorized domain."""
-    fabric, half = session.fabric, config.batch_size // 2
+    fabric = session.fabric
     domains = [session.authorized, *session.unauthorized.values()]
-    share = max(1, half // len(session.unauthorized))
     streams = [
         domain.batches(
-            half if index == 0 else share,
+            size,
             seed=config.seed + index,
             start=start,
             rank=fabric.global_rank,
             world=fabric.world_size,
             device=fabric.device,
         )
-        for index, domain in enumerate(domains)
+        for index, (size, domain) in enumerate(zip(_shares(config, len(session.unauthorized)), domains, strict=True))
         if domain is not None
     ]
     names = [domain.name for domain in domains if domain is not None]
@@ -109,6 +119,12 @@ def _steps(config: SAMap, session: Session, start: int) -> Iterator[_Step]:
         batches = [next(stream) for stream in streams]
         labels = [labels_of(batch, name) for batch, name in zip(batches, names, strict=True)]
         yield _Step([batch.images for batch in batches], labels)
+
+
+def _shares(config: SAMap, targets: int) -> list[int]:
+    """Images a step of the authorized domain, then of each unauthorized one."""
+    half = config.batch_size // 2
+    return [half, *(half // targets + (index < half % targets) for index in range(targets))]
 
 
 def _terms(
