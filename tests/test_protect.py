@@ -1,6 +1,7 @@
 """protect() from end to end on synthetic domains, and everything it refuses before it starts."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -332,3 +333,16 @@ def test_a_loss_that_explodes_names_step_and_term(tmp_path):
 
     with pytest.raises(NonFiniteError, match=r"step 1: loss term 'source' became NaN or infinite; lower learning_rate"):
         run(copy.deepcopy(Fragile()), batch_size=32)
+
+
+def test_saving_over_an_earlier_result_leaves_nothing_of_it(tmp_path: Path) -> None:
+    kept = {"weight": torch.ones(2, 4, dtype=torch.bool)}
+    model = nn.Linear(4, 2)
+    mask = Mask.of(model, kept)
+    config = SAMap(steps=1)
+    Protection(mask.apply(model), mask, {"a": mask, "b": mask}, [], config).save(tmp_path)
+    (tmp_path / "README.md").write_text("an earlier card")
+    assert (tmp_path / "mask" / "1" / "mask.json").exists()
+    Protection(mask.apply(model), mask, {}, [], config).save(tmp_path)
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert names == ["history.csv", "mask/mask.json", "mask/mask.safetensors", "model.safetensors", "report.json"]

@@ -19,12 +19,22 @@ from modelfence.evaluation.result import Evaluation
 from modelfence.files import atomic_write
 from modelfence.masking.mask import Mask
 from modelfence.methods.config import MaskConfig
-from modelfence.models.load import WEIGHTS_FILE, LoadedModel, save_model
+from modelfence.models.load import RECORD_FILE, WEIGHTS_FILE, LoadedModel, save_model
 from modelfence.models.weights import without_ties
 from modelfence.report.card import model_card
 
 FORMAT = 1
 REPORT, HISTORY, CARD, RUN, MASK, STATE = "report.json", "history.csv", "README.md", "run.toml", "mask", "state"
+RESULTS = (
+    REPORT,
+    WEIGHTS_FILE,
+    RECORD_FILE,
+    HISTORY,
+    CARD,
+    f"{MASK}/mask.*",
+    f"{MASK}/*/mask.*",
+    "report/report.html",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +66,7 @@ def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
     """Write an output folder. ``report.json`` comes last: where it is, the folder is complete.
 
     Args:
-        folder: Where to; made when missing, files with the same names are replaced.
+        folder: Where to; made when missing; an earlier result in it is removed first.
         artifact: What goes into it.
 
     Returns:
@@ -66,6 +76,7 @@ def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
         ArtifactError: The folder can't be written.
     """
     method = type(artifact.config).__name__
+    remove_results(folder)
     _write_model(folder, artifact, method)
     artifact.mask.save(folder / MASK)
     for number, mask in enumerate(artifact.masks.values()):
@@ -92,6 +103,13 @@ def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
     }
     atomic_write(folder / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
     return report
+
+
+def remove_results(folder: Path) -> None:
+    """Remove an earlier result of ours from a folder, ``report.json`` first; nothing else is touched."""
+    for pattern in RESULTS:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def _write_model(folder: Path, artifact: Artifact, method: str) -> None:

@@ -99,7 +99,7 @@ def _check(model: nn.Module, named: "Mapping[str, Domain]") -> int:
     classes = 0
     shapes: dict[str, tuple[int, ...]] = {}
     for name, domain in named.items():
-        batch = next(iter(domain.once(8, limit=8)))
+        batch = next(iter(domain.once(8)))
         try:
             classes = classes_of(model, batch.images)
         except InputError as error:

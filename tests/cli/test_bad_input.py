@@ -196,6 +196,13 @@ def test_bad_input_with_force_leaves_the_earlier_result(
     assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
 
 
+def test_an_output_folder_that_holds_the_base(invoke: Invoke, protect_arguments: list[str], source: Path) -> None:
+    before = {path: path.read_bytes() for path in source.iterdir()}
+    result = invoke(*protect_arguments, "--output", source, "--force")
+    assert_bad_input(result, f"{source}: the output folder holds the model to be masked")
+    assert before == {path: path.read_bytes() for path in source.iterdir()}
+
+
 def test_no_space_left(invoke: Invoke, protect_arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -117,7 +117,7 @@ def test_a_loader_that_shares_already_is_refused():
 def test_once_is_one_pass_with_the_ragged_end_and_a_limit():
     ordered = StreamDomain(loader(shuffle=False), "loader")
     assert numbers(ordered.once(10)) == [list(range(10)), list(range(10, 20)), [20, 21, 22]]
-    assert numbers(ordered.once(10, limit=13)) == [list(range(10)), [10, 11, 12]]
+    assert numbers(ordered.once(10, limit=13)) == [[0, 1, 3, 5, 7, 8, 10, 12, 14, 15], [17, 19, 21]]
     assert numbers(ordered.once(10)) == numbers(ordered.once(10))
 
 
@@ -176,3 +176,11 @@ def test_too_few_images_for_a_batch():
         StreamDomain(loader(), "loader").batches(24, seed=0)
     with pytest.raises(InputError, match="fewer images in a pass than one batch of 24"):
         next(StreamDomain(Sized(), "unsized").batches(24, seed=0))
+
+
+def test_a_limit_spreads_over_a_pass_that_is_sorted_by_class() -> None:
+    images, labels = torch.zeros(100, 1, 2, 2), torch.arange(100) // 20
+    loader = DataLoader(TensorDataset(images, labels), batch_size=7)
+    (batch,) = StreamDomain(loader, "sorted").once(50, limit=20)
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [(index * 100 // 20) // 20 for index in range(20)]

@@ -192,4 +192,9 @@ def test_a_spawned_process_gives_the_same_logits(tmp_path):
 def _logits(models: Any) -> dict[str, tuple[Tensor, Tensor]]:
     if isinstance(models, bytes):
         models = pickle.loads(models)  # noqa: S301
-    return {name: (masked(x), logits_of(folded(x))) for name, (masked, folded, x) in models.items()}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the other process: the number of threads decides the order of sums
+    try:
+        return {name: (masked(x), logits_of(folded(x))) for name, (masked, folded, x) in models.items()}
+    finally:
+        torch.set_num_threads(threads)

@@ -5,22 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelfence.artifact import CARD, HISTORY, MASK, REPORT, RUN, STATE
+from modelfence.artifact import REPORT, RUN, STATE, remove_results
 from modelfence.cli.runfile import difference, write_toml
 from modelfence.errors import ArtifactError, InputError
 from modelfence.files import atomic_write, prepare_output
-from modelfence.models.load import RECORD_FILE, WEIGHTS_FILE
 
-_RESULTS = (
-    REPORT,
-    WEIGHTS_FILE,
-    RECORD_FILE,
-    HISTORY,
-    CARD,
-    f"{MASK}/mask.*",
-    f"{MASK}/*/mask.*",
-    "report/report.html",
-)
 _STATES = (f"{STATE}.safetensors", f"{STATE}-*.safetensors", f".{STATE}*")
 
 
@@ -72,12 +61,14 @@ class Output:
         if self.begun:
             return
         self.begun = True
-        _remove(self.folder, _RESULTS if state_saved else (*_RESULTS, *_STATES))
+        remove_results(self.folder)
+        if not state_saved:
+            _remove_states(self.folder)
         atomic_write(self.folder / RUN, self._run)
 
     def end(self) -> None:
         """Remove the state of the run, which is complete."""
-        _remove(self.folder, _STATES)
+        _remove_states(self.folder)
 
     def _check_same(self, tables: Mapping[str, Any]) -> None:
         path = self.folder / RUN
@@ -104,7 +95,7 @@ def _has_files(folder: Path) -> bool:
     return folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir())
 
 
-def _remove(folder: Path, patterns: tuple[str, ...]) -> None:
-    for pattern in patterns:
+def _remove_states(folder: Path) -> None:
+    for pattern in _STATES:
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)

@@ -111,7 +111,7 @@ def _domains(run: Run, loaded: LoadedModel, console: Console) -> tuple[dict[str,
 
 def _keep_base(run: Run, folder: Path) -> None:
     """Refuse to write over the only copy of the base: without it the mask can't be used."""
-    for given in (run.model.path, run.model.weights):
+    for given in (run.model.path, run.model.weights) if run.model is not None else ():
         if given is not None and Path(given).resolve() in (folder.resolve(), (folder / WEIGHTS_FILE).resolve()):
             raise InputError(f"{folder}: the output folder holds the model to be masked; name another output folder")
 

@@ -25,7 +25,8 @@ class StreamDomain:
     Each pass starts from random state that depends on the seed and the pass alone: the global generators of
     torch, numpy and Python, a loader's own generator, and ``set_epoch`` where there is one. Shuffling and
     augmentation are therefore new in each pass, and a run that stopped resumes by passing over what it has
-    seen.
+    seen. The two parts that :meth:`split` makes are the exception: they see one order and one augmentation in every
+    pass, which keeps them apart.
 
     Args:
         source: Gives batches: tensors, (images, labels) pairs, or mappings with ``images`` and ``labels``.
@@ -139,9 +140,14 @@ class StreamDomain:
     def once(
         self, batch_size: int, *, limit: int | None = None, device: torch.device | str = "cpu"
     ) -> Iterator[Batch]:
-        """Hand out one pass in the source's order: see :meth:`modelfence.data.domain.Domain.once`."""
+        """Hand out one pass in the source's order: see :meth:`modelfence.data.domain.Domain.once`.
+
+        With a ``limit`` below the size, the images are spread evenly over the pass, because sources are often sorted
+        by class; where the size isn't known, they are the first ones.
+        """
         check_batching(batch_size, limit=limit)
-        images = _first(self._pass(0), limit)
+        known = self.size is not None and limit is not None and limit < self.size
+        images = _spread(self._pass(0), limit, self.size) if known else _first(self._pass(0), limit)
         parts = _rechunk(images, batch_size)
         return (to_device(*part, self.spec, torch.device(device), self.name) for part in parts)
 
@@ -284,6 +290,18 @@ def _first(parts: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
         else:
             yield Batch(images[:left], None if labels is None else labels[:left])
             return
+
+
+def _spread(parts: Iterable[Batch], limit: int | None, size: int | None) -> Iterator[Batch]:
+    """Keep ``limit`` of ``size`` images at even distances."""
+    wanted = torch.zeros(size or 0, dtype=torch.bool)
+    wanted[torch.arange(limit or 0) * (size or 0) // (limit or 1)] = True
+    start = 0
+    for images, labels in parts:
+        mine = wanted[start : start + len(images)].nonzero().flatten()
+        start += len(images)
+        if len(mine):
+            yield Batch(images[mine], None if labels is None else labels[mine])
 
 
 def _rechunk(parts: Iterable[Batch], size: int) -> Iterator[Batch]:
