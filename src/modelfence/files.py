@@ -53,7 +53,8 @@ def prepare_output(folder: Path, *, force: bool = False, resume: bool = False) -
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file, not a folder; name another output folder")
     if folder.is_dir() and any(folder.iterdir()) and not (force or resume):
-        raise InputError(f"{folder}: output folder isn't empty; use --force to replace it, or --resume where a run can go on")
+        remedy = "use --force to replace it, or --resume where a run can go on"
+        raise InputError(f"{folder}: output folder isn't empty; {remedy}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
