@@ -91,6 +91,20 @@ def test_written_settings_read_back_the_same(run_file: Path, tmp_path: Path) -> 
     assert tomllib.loads(again.read_text())["method"]["learning_rate"] == SAMap(recipe="paper").learning_rate
 
 
+@pytest.mark.parametrize(("old", "new"), [("default", "paper"), ("paper", "default")])
+def test_another_recipe_takes_the_place_of_the_file_s(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(write_toml(Run(method=SAMap(recipe=old, seed=7, decay=0.25)).tables("method")))
+    given = SAMap(recipe=old).steps
+    recipe = f"method.recipe={new}"
+    assert read_run(path, sets=[recipe]).method == SAMap(recipe=new, seed=7, decay=0.25)
+    assert read_run(path, sets=[f"method.steps={given}", recipe]).method == SAMap(
+        recipe=new, seed=7, decay=0.25, steps=given
+    )
+    same = SAMap(recipe=old, seed=7, decay=0.25)
+    assert read_run(path).method == read_run(path, sets=[f"method.recipe={old}"]).method == same
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_valid(path: Path) -> None:
     run = read_run(path)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 Advance = Callable[[float, str], None]
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def rank() -> int:

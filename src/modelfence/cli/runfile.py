@@ -73,13 +73,17 @@ def read_run(
     Args:
         path: The run file, or None.
         options: Flag and value by dotted key, for the options of a verb; None as value is left out.
-        sets: Texts ``table.key=value``, stronger than the rest; a value that isn't TOML is taken as text.
+        sets: Texts ``table.key=value``, stronger than the rest; a value that isn't TOML is taken as text. Where
+            they choose another recipe than the file's, the file's values that are those of its own recipe give
+            way to those of the new one.
 
     Raises:
         InputError: The file can't be read, a key is unknown, or a value isn't allowed; the text names the file or
             flag, the key and what is allowed.
     """
     tables, origins = ({}, {}) if path is None else (parse_toml(Path(path)), {})
+    filed = tables.get("method", {})
+    filed = dict(filed) if isinstance(filed, dict) else {}
     for key, (flag, value) in (options or {}).items():
         if value is not None:
             _put(tables, key, value, flag)
@@ -90,6 +94,7 @@ def read_run(
             raise InputError(f"--set {text!r}: table.key=value is needed, such as method.steps=400")
         _put(tables, key.strip(), _toml_value(value.strip()), "--set")
         origins[key.strip()] = "--set"
+    _leave_recipe(tables.get("method"), filed, origins)
     return _Checker(str(path) if path is not None else "command line", origins).run(tables)
 
 
@@ -151,6 +156,26 @@ def _put(tables: Tables, key: str, value: Any, flag: str) -> None:
         if not isinstance(table, dict):
             raise InputError(f"{flag}: {key}: {parent!r} is a value, not a table")
     table[last] = value
+
+
+def _leave_recipe(method: Any, filed: Tables, origins: Mapping[str, str]) -> None:
+    """Drop what a run file took from its own recipe where another recipe was chosen over it.
+
+    Args:
+        method: The table put together so far; it is changed.
+        filed: The table as the file has it.
+        origins: Flag by dotted key, of the keys that the file didn't have the last word on.
+    """
+    if not isinstance(method, dict) or "method.recipe" not in origins:
+        return
+    old = filed.get("recipe", "default")
+    kind = next((kind for kind in METHODS if kind.__name__ == filed.get("name", "SAMap")), None)
+    if old == method["recipe"] or kind is None or not issubclass(kind, MaskConfig) or old not in list(kind.RECIPES):
+        return
+    own = _plain(dataclasses.asdict(kind(recipe=old)))
+    for key, value in filed.items():
+        if key != "recipe" and key in own and value == own[key] and f"method.{key}" not in origins:
+            del method[key]
 
 
 class _Checker:
