@@ -83,7 +83,7 @@ class Domain(Protocol):
 
         Args:
             batch_size: Images per batch.
-            limit: Stop after so many images.
+            limit: Hand out so many images, spread evenly; the first ones of a stream of unknown length.
             device: Where the batches shall be.
 
         Returns:

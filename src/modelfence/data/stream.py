@@ -266,7 +266,7 @@ def _reseed(source: object, seed: int) -> None:
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
         if callable(getattr(part, "set_epoch", None)):
-            part.set_epoch(seed % 2**31)  # type: ignore[union-attr]
+            part.set_epoch(seed % 2**31)  # type: ignore[union-attr]  # looked for above
 
 
 def _images_per_pass(source: object) -> int | None:
@@ -274,7 +274,7 @@ def _images_per_pass(source: object) -> int | None:
     if not isinstance(source, DataLoader) or source.batch_size is None:
         return None
     try:
-        images = len(source.sampler)  # type: ignore[arg-type]
+        images = len(source.sampler)  # type: ignore[arg-type]  # a sampler may lack a length: caught
     except TypeError:
         return None
     return images // source.batch_size * source.batch_size if source.drop_last else images

@@ -52,7 +52,8 @@ def evaluate(
         refresh_images: Unlabelled images per domain for the BatchNorm refresh, spread evenly over the domain.
         refresh_on: Name to the domain whose images (the training split of a catalog name) are used for its
             refresh; by default the domain itself.
-        limit: Evaluate so many images of each domain, spread evenly over it.
+        limit: Evaluate so many images of each domain, spread evenly over it (the first ones of a stream of unknown
+            length).
         precision: ``"bf16"`` runs the networks under autocast; metrics are the same.
         device: Where to run; by default where the model is. A copy is run when the model is elsewhere.
 

@@ -196,7 +196,7 @@ def _swin(name: str, classes: int, image: ImageSpec, *, pretrained: bool = False
     return cast(nn.Module, model)
 
 
-def _xception(name: str, classes: int, image: ImageSpec, *, pretrained: bool = False) -> nn.Module:  # noqa: ARG001
+def _xception(name: str, classes: int, image: ImageSpec, *, pretrained: bool = False) -> nn.Module:  # noqa: ARG001 (every builder gets it)
     """Build timm's copy of the original Xception."""
     return _timm_model("legacy_xception", classes, image, {"pretrained": pretrained})
 
