@@ -34,6 +34,20 @@ def test_denormalize_inverts_normalize():
     assert torch.equal(SPEC.denormalize(SPEC.normalize(images)), images)
 
 
+def test_from_unit_agrees_with_normalize_and_to_unit_inverts_it():
+    pixels = random_images()
+    unit = pixels.double() / 255
+    assert torch.allclose(SPEC.from_unit(unit).float(), SPEC.normalize(pixels), atol=1e-6)
+    assert torch.allclose(SPEC.to_unit(SPEC.from_unit(unit)), unit)
+
+
+def test_unit_images_keep_their_gradient():
+    unit = torch.rand(2, 3, 5, 4, requires_grad=True)
+    SPEC.from_unit(unit).sum().backward()
+    expected = (1 / torch.tensor(SPEC.std)).view(3, 1, 1).expand(2, 3, 5, 4)
+    assert torch.allclose(unit.grad, expected)
+
+
 def test_denormalize_clips():
     assert SPEC.denormalize(torch.full((1, 3, 5, 4), 99.0)).min() == 255
     assert SPEC.denormalize(torch.full((1, 3, 5, 4), -99.0)).max() == 0

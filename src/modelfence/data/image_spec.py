@@ -121,6 +121,48 @@ class ImageSpec:
         mean, std = _constants(self.mean, self.std, images.device)
         return images.float().mul(std).add_(mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
 
+    def from_unit(self, images: Tensor) -> Tensor:
+        """Turn images on the scale 0..1 into what the model eats; differentiable, for generated images.
+
+        Args:
+            images: floating point (N, C, H, W), black 0, white 1.
+
+        Returns:
+            The same shape and dtype: ``(images - mean) / std``.
+
+        Raises:
+            InputError: The images have another shape than the spec.
+
+        Example:
+            >>> spec = ImageSpec(channels=1, height=1, width=2, mean=(0.5,), std=(0.5,))
+            >>> spec.from_unit(torch.tensor([[[[0.0, 1.0]]]]))
+            tensor([[[[-1.,  1.]]]])
+        """
+        self.check(images)
+        mean, std = _constants(self.mean, self.std, images.device)
+        return (images - mean.to(images.dtype)) / std.to(images.dtype)
+
+    def to_unit(self, images: Tensor) -> Tensor:
+        """Turn what the model eats into images on the scale 0..1: the inverse of :meth:`from_unit`, not clipped.
+
+        Args:
+            images: floating point (N, C, H, W), normalized.
+
+        Returns:
+            The same shape and dtype: ``images * std + mean``.
+
+        Raises:
+            InputError: The images have another shape than the spec.
+
+        Example:
+            >>> spec = ImageSpec(channels=1, height=1, width=2, mean=(0.5,), std=(0.5,))
+            >>> spec.to_unit(torch.tensor([[[[-1.0, 1.0]]]]))
+            tensor([[[[0., 1.]]]])
+        """
+        self.check(images)
+        mean, std = _constants(self.mean, self.std, images.device)
+        return images * std.to(images.dtype) + mean.to(images.dtype)
+
     def check(self, images: Tensor, where: str = "images") -> None:
         """Refuse images that don't have the spec's shape.
 
