@@ -1,0 +1,1 @@
+"""Images without data: generators, drawn content and random styles."""
