@@ -1,0 +1,144 @@
+"""What ``modelfence verify`` does: writes queries, or tests a model or its answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from modelfence.cli.console import Console
+from modelfence.cli.parts import load_test
+from modelfence.cli.reference import image_option, load, load_before, named_domains, run_of
+from modelfence.data.domain import IndexedDomain
+from modelfence.data.image_spec import ImageSpec
+from modelfence.errors import InputError
+from modelfence.models.load import LoadedModel
+from modelfence.ownership.answers import Answers, ask
+from modelfence.ownership.predictions import QUERIES, export_queries, read_predictions
+from modelfence.ownership.verification import Verdict, judge
+from modelfence.ownership.watermark import Watermark
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The options of the verb, under their own names."""
+
+    model: str | None
+    weights: str | None
+    classes: int | None
+    image_size: int | None
+    clean: str | None
+    watermark: str
+    value: int | None
+    channel: int
+    pattern: str | None
+    mark_size: int | None
+    images: int
+    reference: tuple[str, ...]
+    match_labels: bool
+    alpha: float
+    tolerance: float | None
+    export: str | None
+    predictions: str | None
+    labels: str | None
+    force: bool
+
+
+def run_verify(claim: Claim, console: Console) -> int:
+    """Write queries, or test a claim.
+
+    Args:
+        claim: What was asked for.
+        console: Where the result goes.
+
+    Returns:
+        The exit code: 0 if queries were written or the claim holds, 1 if it doesn't hold.
+
+    Raises:
+        InputError: Options are missing or don't fit together, or something they name can't be used.
+        NonFiniteError: The suspect gives no finite output at all.
+    """
+    _check(claim)
+    if claim.export:
+        key = _export(claim, claim.export)
+        asked = key.parent / QUERIES
+        text = f"{asked}  hand this out: the answer is queries.csv with a class for each path\n{key}  keep this"
+        console.result(text, {"queries": str(asked), "key": str(key)})
+        return 0
+    verdict = _of_file(claim) if claim.predictions else _of_model(claim)
+    console.result(verdict.sentence(), verdict.to_dict())
+    return int(not verdict.holds)
+
+
+def _check(claim: Claim) -> None:
+    """Refuse options that are missing, or that would be passed over."""
+    if claim.export and claim.predictions:
+        raise InputError("verify: --export and --predictions are two steps; give one")
+    if claim.predictions:
+        wrong = {"--model": claim.model, "--clean": claim.clean, "--reference": claim.reference}
+        for flag, value in wrong.items():
+            if value:
+                raise InputError(f"verify: {flag} doesn't go with --predictions, which has the answers already")
+        return
+    if claim.labels:
+        raise InputError("verify: --labels goes with --predictions alone; a domain has its own labels")
+    if claim.clean is None:
+        raise InputError("verify: --clean is missing; name the authorized domain, such as mnist")
+    if claim.model is None and not (claim.export and claim.image_size):
+        needed = "--model or --image-size, which say how large images are" if claim.export else "--model SUSPECT"
+        raise InputError(f"verify: {needed}: is missing")
+    for flag, number in (("--images", claim.images), ("--mark-size", claim.mark_size)):
+        if number is not None and number < 1:
+            raise InputError(f"verify: {flag} is {number}; at least 1 is needed")
+
+
+def _of_file(claim: Claim) -> Verdict:
+    return _judged(claim, read_predictions(claim.predictions or "", claim.labels), (), None)
+
+
+def _of_model(claim: Claim) -> Verdict:
+    mark = _mark(claim)
+    suspect = _suspect(claim)
+    others = [load_before(text, suspect) for text in claim.reference]
+    domain = _domain(claim, suspect.image)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    own, *rest = (
+        ask(one.model.to(device), domain, mark, image=one.image, images=claim.images) for one in (suspect, *others)
+    )
+    return _judged(claim, own, rest, mark)
+
+
+def _judged(claim: Claim, own: Answers, references: Sequence[Answers], mark: Watermark | None) -> Verdict:
+    return judge(
+        own,
+        references=references,
+        alpha=claim.alpha,
+        tolerance=claim.tolerance,
+        match_labels=claim.match_labels,
+        watermark=mark,
+    )
+
+
+def _export(claim: Claim, folder: str) -> Path:
+    mark = _mark(claim)
+    table = image_option(claim.image_size)
+    spec = _suspect(claim).image if claim.model or table is None else ImageSpec(**table)
+    return export_queries(_domain(claim, spec), mark, folder, images=claim.images, force=claim.force)
+
+
+def _mark(claim: Claim) -> Watermark:
+    return Watermark(claim.watermark, value=claim.value, channel=claim.channel, pattern=claim.pattern)
+
+
+def _suspect(claim: Claim) -> LoadedModel:
+    text = claim.model or ""
+    run = run_of(text, weights=claim.weights, classes=claim.classes, image_size=claim.image_size)
+    return load(run.model, run.image, text)
+
+
+def _domain(claim: Claim, spec: ImageSpec) -> IndexedDomain:
+    """Load the clean test images at the size that they are marked at."""
+    size = claim.mark_size
+    spec = spec if size is None else replace(spec, height=size, width=size)
+    ((name, text),) = (named_domains([claim.clean or ""]) or {}).items()
+    return load_test(name, text, spec)
