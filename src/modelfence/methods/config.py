@@ -7,6 +7,8 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from modelfence.losses.classification import Clamp
+
 STRICT = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 Positive = Annotated[float, Field(gt=0)]
@@ -30,6 +32,13 @@ class MaskConfig:
         evaluate_every: Steps between measurements; each is a row of the history and a saved state.
         patience: Stop after so many measurements without a larger gap between authorized and unauthorized
             accuracy, and keep the best mask; None runs all steps and keeps the last.
+        ascent: The factor lambda on the cross-entropy of unauthorized images.
+        limit: The bound alpha (beta, gamma) on that term.
+        clamp: "batch": the bound is on the batch mean (paper); "sample": on each image.
+        scale: "mean": cross-entropies are means over images; "elementwise": over images and classes, as in the code
+            that NTL and CUTI published, which makes the bound ``limit`` times the number of classes in the former
+            units. (The same factor on all terms isn't applied: Adam doesn't notice it.)
+        batch_statistics: Learn in batch mode too; None does where the network has BatchNorm.
         masks: "joint": one mask against all unauthorized domains at once; "one_each": one mask a domain, and the
             combination of all.
         precision: "auto": bfloat16 where the processor computes it natively.
@@ -48,6 +57,11 @@ class MaskConfig:
     held_out: Share = 0.1
     evaluate_every: Annotated[int, Field(ge=1)] = 50
     patience: Annotated[int, Field(ge=1)] | None = None
+    ascent: Positive = 0.1
+    limit: Positive = 1.0
+    clamp: Clamp = "batch"
+    scale: Literal["mean", "elementwise"] = "mean"
+    batch_statistics: bool | None = None
     masks: Literal["joint", "one_each"] = "joint"
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     seed: Annotated[int, Field(ge=0)] = 0

@@ -1,20 +1,21 @@
 """SA-MAP: a mask from labelled images of both domains (Eq. 1), by default hardened against BatchNorm refresh."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from modelfence.data.domain import labels_of
 from modelfence.errors import InputError
-from modelfence.losses.classification import Clamp, clamped_ascent, cross_entropy, distillation
+from modelfence.losses.classification import cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.methods.config import STRICT, MaskConfig, Positive
+from modelfence.methods.config import STRICT, MaskConfig
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
+from modelfence.methods.terms import Part, terms_of, unlearning
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -27,11 +28,7 @@ class SAMap(MaskConfig):
     learned without them.
 
     Attributes:
-        ascent: The factor lambda on the unauthorized cross-entropy.
-        limit: The bound alpha.
-        clamp: "batch": the bound is on the batch mean (paper); "sample": on each image.
         source_loss: "cross_entropy" (paper), or "distillation" from the original model.
-        batch_statistics: Learn in batch mode too; None does where the network has BatchNorm.
 
     Example:
         >>> SAMap(recipe="paper").clamp
@@ -50,14 +47,10 @@ class SAMap(MaskConfig):
             "clamp": "sample",
             "source_loss": "distillation",
         },
-        "paper": {"steps": 936, "batch_size": 32, "batch_statistics": False},
+        "paper": {"steps": 936, "batch_size": 32, "scale": "elementwise", "batch_statistics": False},
     }
 
-    ascent: Positive = 0.1
-    limit: Positive = 1.0
-    clamp: Clamp = "batch"
     source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
-    batch_statistics: bool | None = None
 
 
 _FEWEST = 2  # images of a domain a step: one alone has no batch statistics
@@ -130,30 +123,15 @@ def _shares(config: SAMap, targets: int) -> list[int]:
 def _terms(
     student: nn.Module, masked: MaskedModel, step: _Step, config: SAMap, session: Session, *, both: bool
 ) -> dict[str, Tensor]:
-    passes = student(torch.cat(step.groups), batch_mode=step.groups if both else ())
-    modes = {"": passes[0].split([len(group) for group in step.groups])}
-    if both:
-        modes["_batch"] = passes[1:]
-    teacher = None
+    images, labels = step.groups[0], step.labels[0]
     if config.source_loss == "distillation":
         with session.fabric.autocast():
-            teacher = masked.teacher(step.groups[0])
-    terms: dict[str, Tensor] = {}
-    for suffix, logits in modes.items():
-        if teacher is None:
-            terms[f"source{suffix}"] = cross_entropy(logits[0], step.labels[0])
-        else:
-            terms[f"source{suffix}"] = distillation(teacher, logits[0])
-        ascents = [
-            clamped_ascent(
-                target,
-                truth,
-                weight=config.ascent,
-                limit=config.limit,
-                clamp=config.clamp,
-                mean_over_processes=lambda value: cast("Tensor", session.fabric.all_reduce(value)),
-            )
-            for target, truth in zip(logits[1:], step.labels[1:], strict=True)
-        ]
-        terms[f"target{suffix}"] = -torch.stack(ascents).mean()
-    return terms
+            source = partial(distillation, masked.teacher(images))
+    else:
+        source = partial(cross_entropy, labels=labels)
+    share = 1 / (len(step.groups) - 1)
+    targets = [
+        Part("target", group, unlearning(truth, config, session, share=share))
+        for group, truth in zip(step.groups[1:], step.labels[1:], strict=True)
+    ]
+    return terms_of(student, [Part("source", images, source), *targets], both=both)
