@@ -1,8 +1,10 @@
 """How well masks keep the source and close the target: ordered pairs of domains, several seeds.
 
-One cell is one pair, recipe, network and seed; it is a file under results/quality/, and a finished cell isn't run
-twice. The source models are trained once (seed 0) and shared; the seed is that of the mask's learning. --merge writes
-the summary, results/quality.json.
+Settings: "sa" (source-available, SAMap) and "sf" (source-free, SFMap) learn one mask a pair, "df" (data-free, DFMap)
+one mask against all other domains of the family. One cell is one mask: source, targets, recipe, network and seed; it is
+a file under results/quality/, and a finished cell isn't run twice. The source models are trained once (seed 0) and
+shared; the seed is that of the mask's learning, and of the synthesis. Drops and closures are taken on balanced
+accuracy. --merge writes the summary, results/quality.json.
 
     python benchmarks/quality.py --family digits --network vgg11_bn --recipe default --seeds 0 1 2
     python benchmarks/quality.py --merge
@@ -16,7 +18,7 @@ import time
 from dataclasses import asdict
 
 import torch
-from _common import RESULTS, cell, domains, image_spec, machine, source_model
+from _common import RESULTS, WORK, cell, domains, image_spec, machine, source_model
 
 import modelfence as mf
 from modelfence.evaluation.metrics import mean_st_d, st_d
@@ -38,38 +40,40 @@ FAMILIES = {
 }
 
 
+SETTINGS = {"sa": mf.SAMap, "sf": mf.SFMap, "df": mf.DFMap}
 CELLS = RESULTS / "quality"
 
 
-def measure(family, network, recipe, source, target, seed, overrides):
-    facts = FAMILIES[family]
-    model = source_model(network, source, facts["size"], facts["classes"])
-    source_learn, _, source_test = domains(source, facts["size"], 0)
-    target_learn, _, target_test = domains(target, facts["size"], 0)
-    method = mf.SAMap(recipe=recipe, seed=seed, **{"evaluate_every": 100, **overrides})
+def measure(options, source, targets, seed):
+    facts = FAMILIES[options.family]
+    image = image_spec(facts["size"])
+    model = source_model(options.network, source, facts["size"], facts["classes"])
+    parts = {name: domains(name, facts["size"], 0) for name in (source, *targets)}
+    tests = {name: part[2] for name, part in parts.items()}
+    learn = {name: part[0] for name, part in parts.items()}
+    overrides = {"evaluate_every": 100, **json.loads(options.set)}
+    method = SETTINGS[options.setting](recipe=options.recipe, seed=seed, **overrides)
     start = time.time()
     protected = mf.protect(
         model,
-        authorized=source_learn,
-        unauthorized={target: target_learn},
-        image=image_spec(facts["size"]),
+        authorized=learn[source] if options.setting == "sa" else None,
+        unauthorized=None if options.setting == "df" else {name: learn[name] for name in targets},
+        image=image,
         method=method,
+        watch=None if options.setting == "sa" else {name: part[1] for name, part in parts.items()},
+        cache=WORK / "synthetic",
     )
     seconds = time.time() - start
     table = mf.evaluate(
-        protected.model,
-        {source: source_test, target: target_test},
-        before=model,
-        image=image_spec(facts["size"]),
-        refresh_on={source: source_learn, target: target_learn},
-        precision=resolve_precision("auto"),
+        protected.model, tests, before=model, image=image, refresh_on=learn, precision=resolve_precision("auto")
     )
     return {
-        "family": family,
-        "network": network,
-        "recipe": recipe,
+        "family": options.family,
+        "network": options.network,
+        "setting": options.setting,
+        "recipe": options.recipe,
         "source": source,
-        "target": target,
+        "targets": list(targets),
         "seed": seed,
         "seconds": round(seconds, 1),
         "cut_share": protected.mask.cut_share(),
@@ -81,26 +85,30 @@ def measure(family, network, recipe, source, target, seed, overrides):
 
 
 def run(options):
-    overrides = json.loads(options.set)
-    tag = f"-{options.tag}" if options.tag else ""
-    cells = list(itertools.product(options.seeds, FAMILIES[options.family]["pairs"]))
+    cells = list(itertools.product(options.seeds, masks(options)))
     if options.pairs:
-        cells = [one for one in cells if ">".join(one[1]) in options.pairs]
+        cells = [one for one in cells if ">".join((one[1][0], "+".join(one[1][1]))) in options.pairs]
     shard, shards = (int(part) for part in options.shard.split("/"))
-    for seed, (source, target) in cells[shard - 1 :: shards]:
-        name = f"{options.family}-{options.network}-{options.recipe}{tag}"
-        path = CELLS / name / f"{source}-{target}-{seed}.json"
-        made = cell(
-            path,
-            lambda: measure(options.family, options.network, options.recipe, source, target, seed, overrides),  # noqa: B023
-        )
+    setting = "" if options.setting == "sa" else f"-{options.setting}"
+    name = f"{options.family}-{options.network}{setting}-{options.recipe}" + (f"-{options.tag}" if options.tag else "")
+    for seed, (source, targets) in cells[shard - 1 :: shards]:
+        path = CELLS / name / f"{source}-{'+'.join(targets)}-{seed}.json"
+        made = cell(path, lambda: measure(options, source, targets, seed))  # noqa: B023
         print(name, line(made), flush=True)
 
 
+def masks(options):
+    """Source and targets of every mask of a family."""
+    pairs = FAMILIES[options.family]["pairs"]
+    if options.setting != "df":
+        return [(source, (target,)) for source, target in pairs]
+    sources = list(dict.fromkeys(source for source, _ in pairs))
+    return [(one, tuple(target for source, target in pairs if source == one)) for one in sources]
+
+
 def line(made):
-    source, target = made["evaluation"]["scores"]
-    shown = f"{made['source']:>12} > {made['target']:<12} seed {made['seed']}"
-    for score in (source, target):
+    shown = f"{made['source']:>12} > {targets_of(made):<12} seed {made['seed']}"
+    for score in made["evaluation"]["scores"]:
         before = score["before"]
         shown += f" | {100 * before['accuracy']:5.1f} > {100 * score['accuracy']:5.1f}"
         if score["refreshed_accuracy"] is not None:
@@ -108,39 +116,52 @@ def line(made):
     return f"{shown} | cut {100 * made['cut_share']:4.1f} % | {made['seconds']:.0f} s"
 
 
+def targets_of(made):
+    return "+".join(made.get("targets") or [made["target"]])
+
+
 def merge():
     """Summarize every folder of cells into one committed file."""
     rows = {}
     for folder in sorted(path for path in CELLS.iterdir() if path.is_dir()):
         cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-        rows[folder.name] = summarize([numbers_of(made) for made in cells])
+        rows[folder.name] = summarize([one for made in cells for one in numbers_of(made)])
         print(folder.name, json.dumps(rows[folder.name]))
     atomic_write(RESULTS / "quality.json", json.dumps(rows, indent=1) + "\n")
 
 
 def numbers_of(made):
-    """Pick the numbers of a cell that the summary is made of."""
-    source, target = made["evaluation"]["scores"]
+    """Pick the numbers of a cell that the summary is made of, one row for each target."""
+    source, *targets = made["evaluation"]["scores"]
     chance = 1 / FAMILIES[made["family"]]["classes"]
-    at = target["before"]["balanced_accuracy"]
-    before, after = source["before"], target["before"]
-    return {
-        "source": made["source"],
-        "seed": made["seed"],
-        "protectable": at >= chance + 0.05,
-        "source_before": before["accuracy"],
-        "source_after": source["accuracy"],
-        "target_before": after["accuracy"],
-        "target_after": target["accuracy"],
-        "closure": (at - max(target["balanced_accuracy"], chance)) / (at - chance) if at > chance else math.nan,
-        "refreshed": None
-        if target["refreshed_accuracy"] is None
-        else {
-            "closure": (after["refreshed_accuracy"] - max(target["refreshed_accuracy"], chance))
-            / (after["refreshed_accuracy"] - chance),
-            "source_points": before["accuracy"] - source["refreshed_accuracy"],
-        },
-    }
+    before = source["before"]
+    kept = "balanced_accuracy"
+    rows = []
+    for target in targets:
+        after, at = target["before"], target["before"]["balanced_accuracy"]
+        rows.append(
+            {
+                "source": made["source"],
+                "seed": made["seed"],
+                "protectable": at >= chance + 0.05,
+                "source_before": before[kept],
+                "source_after": source[kept],
+                "target_before": after[kept],
+                "target_after": target[kept],
+                "closure": _closure(at, target["balanced_accuracy"], chance),
+                "refreshed": None
+                if target["refreshed_accuracy"] is None
+                else {
+                    "closure": _closure(after["refreshed_accuracy"], target["refreshed_accuracy"], chance),
+                    "source_points": before["accuracy"] - source["refreshed_accuracy"],
+                },
+            }
+        )
+    return rows
+
+
+def _closure(before, after, chance):
+    return (before - max(after, chance)) / (before - chance) if before > chance else math.nan
 
 
 def summarize(scores):
@@ -175,9 +196,7 @@ def _row(scores, source):
     """ST-D of one source: mean relative source drop of its masks over the summed relative target drop."""
     mine = [one for one in scores if one["source"] == source]
     dropped = mean(map(_source_drop, mine))
-    return st_d(
-        1.0, 1.0 - dropped, [one["target_before"] for one in mine], [one["target_after"] for one in mine]
-    )
+    return st_d(1.0, 1.0 - dropped, [one["target_before"] for one in mine], [one["target_after"] for one in mine])
 
 
 def _source_drop(one):
@@ -193,9 +212,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=sorted(FAMILIES), default="digits")
     parser.add_argument("--network", default="vgg11_bn")
+    parser.add_argument("--setting", choices=sorted(SETTINGS), default="sa")
     parser.add_argument("--recipe", choices=("default", "paper"), default="default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--pairs", nargs="*", help="source>target, only these")
+    parser.add_argument("--pairs", nargs="*", help="source>target (data-free: source>a+b+c), only these")
     parser.add_argument("--shard", default="1/1", help="i/n: this process's part of the cells")
     parser.add_argument("--set", default="{}", help="JSON of configuration values that differ from the recipe")
     parser.add_argument("--tag", default="", help="suffix of the result's name")

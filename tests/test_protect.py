@@ -301,10 +301,10 @@ def test_refused(name, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("there", ["authorized", "unauthorized"])
-def test_without_a_method_the_data_must_decide(there):
-    with pytest.raises(InputError, match=f"no method for this data yet: {there} given"):
-        protect(toy.trained(), **{there: SOURCE})
+@pytest.mark.parametrize("given", [{"authorized": SOURCE}, {"unauthorized": TARGET}, {}])
+def test_without_a_method_the_data_decides_and_synthesis_needs_the_image(given):
+    with pytest.raises(InputError, match="image= is missing: images are synthesized"):
+        protect(toy.trained(), **given)
 
 
 def test_a_domain_of_ones_own_works_where_nothing_is_held_out():
@@ -341,7 +341,7 @@ def test_saving_over_an_earlier_result_leaves_nothing_of_it(tmp_path: Path) -> N
     mask = Mask.of(model, kept)
     config = SAMap(steps=1)
     Protection(mask.apply(model), mask, {"a": mask, "b": mask}, [], config).save(tmp_path)
-    (tmp_path / "README.md").write_text("an earlier card")
+    (tmp_path / "README.md").write_text('library_name: "modelfence"')
     assert (tmp_path / "mask" / "1" / "mask.json").exists()
     Protection(mask.apply(model), mask, {}, [], config).save(tmp_path)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())

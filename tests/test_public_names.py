@@ -7,7 +7,20 @@ import pytest
 
 import modelfence
 
-NAMES = {"ImageSpec", "Mask", "Protection", "SAMap", "__version__", "evaluate", "preflight", "protect"}
+NAMES = {
+    "DFMap",
+    "ImageSpec",
+    "Mask",
+    "Protection",
+    "SAMap",
+    "SFMap",
+    "Watermark",
+    "__version__",
+    "evaluate",
+    "preflight",
+    "protect",
+    "verify",
+}
 HEAVY = ("datasets", "timm", "matplotlib", "sklearn", "torchvision", "lightning_fabric", "pyarrow")
 
 

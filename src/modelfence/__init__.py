@@ -11,20 +11,41 @@ if TYPE_CHECKING:
     from modelfence.evaluation.table import evaluate
     from modelfence.masking.mask import Mask
     from modelfence.masking.preflight import preflight
+    from modelfence.methods.dfmap import DFMap
     from modelfence.methods.samap import SAMap
+    from modelfence.methods.sfmap import SFMap
+    from modelfence.ownership.verification import verify
+    from modelfence.ownership.watermark import Watermark
     from modelfence.protect import Protection, protect
 
 _WHERE = {
+    "DFMap": "modelfence.methods.dfmap",
     "ImageSpec": "modelfence.data.image_spec",
     "Mask": "modelfence.masking.mask",
     "Protection": "modelfence.protect",
     "SAMap": "modelfence.methods.samap",
+    "SFMap": "modelfence.methods.sfmap",
+    "Watermark": "modelfence.ownership.watermark",
     "evaluate": "modelfence.evaluation.table",
     "preflight": "modelfence.masking.preflight",
     "protect": "modelfence.protect",
+    "verify": "modelfence.ownership.verification",
 }
 
-__all__ = ["ImageSpec", "Mask", "Protection", "SAMap", "__version__", "evaluate", "preflight", "protect"]
+__all__ = [
+    "DFMap",
+    "ImageSpec",
+    "Mask",
+    "Protection",
+    "SAMap",
+    "SFMap",
+    "Watermark",
+    "__version__",
+    "evaluate",
+    "preflight",
+    "protect",
+    "verify",
+]
 
 
 class _Package(ModuleType):

@@ -16,25 +16,15 @@ from torch import nn
 
 from modelfence.errors import ArtifactError
 from modelfence.evaluation.result import Evaluation
-from modelfence.files import atomic_write
+from modelfence.files import atomic_write, parse_json, usable_path
 from modelfence.masking.mask import Mask
 from modelfence.methods.config import MaskConfig
-from modelfence.models.load import RECORD_FILE, WEIGHTS_FILE, LoadedModel, save_model
+from modelfence.models.load import WEIGHTS_FILE, LoadedModel, save_model
 from modelfence.models.weights import without_ties
 from modelfence.report.card import model_card
+from modelfence.results import CARD, HISTORY, MASK, REPORT, replacing
 
 FORMAT = 1
-REPORT, HISTORY, CARD, RUN, MASK, STATE = "report.json", "history.csv", "README.md", "run.toml", "mask", "state"
-RESULTS = (
-    REPORT,
-    WEIGHTS_FILE,
-    RECORD_FILE,
-    HISTORY,
-    CARD,
-    f"{MASK}/mask.*",
-    f"{MASK}/*/mask.*",
-    "report/report.html",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +56,22 @@ def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
     """Write an output folder. ``report.json`` comes last: where it is, the folder is complete.
 
     Args:
-        folder: Where to; made when missing; an earlier result in it is removed first.
+        folder: Where to; made when missing; an earlier result in it stays until this one is complete.
         artifact: What goes into it.
 
     Returns:
         The content of ``report.json``.
 
     Raises:
+        InputError: A file in the folder that would be replaced isn't ours.
         ArtifactError: The folder can't be written.
     """
+    with replacing(folder) as staged:
+        return _write(staged, artifact)
+
+
+def _write(folder: Path, artifact: Artifact) -> dict[str, Any]:
     method = type(artifact.config).__name__
-    remove_results(folder)
     _write_model(folder, artifact, method)
     artifact.mask.save(folder / MASK)
     for number, mask in enumerate(artifact.masks.values()):
@@ -105,13 +100,6 @@ def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
     return report
 
 
-def remove_results(folder: Path) -> None:
-    """Remove an earlier result of ours from a folder, ``report.json`` first; nothing else is touched."""
-    for pattern in RESULTS:
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-
-
 def _write_model(folder: Path, artifact: Artifact, method: str) -> None:
     origin = artifact.origin
     if origin is None:
@@ -136,17 +124,31 @@ def read_report(folder: Path) -> dict[str, Any]:
     Raises:
         ArtifactError: It is missing or altered, or the folder holds something else.
     """
-    path = folder / REPORT
+    path = usable_path(folder / REPORT)
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        form = int(report["format"])
+        report = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArtifactError(f"{path}: can't be read ({error.strerror}); name the folder of a finished run") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise ArtifactError(f"{path}: truncated or altered; run it again") from error
+    form = report.get("format") if isinstance(report, dict) else None
+    if not isinstance(form, int):
+        raise ArtifactError(f"{path}: format: must be a whole number (got {form!r:.40}); run it again")
     if form > FORMAT:
         raise ArtifactError(f"{path}: format {form} is newer than this modelfence reads ({FORMAT}); upgrade it")
+    if report.get("evaluation") is not None:
+        Evaluation.from_dict(report["evaluation"], where=f"{path}: evaluation")
+    if "mask" in report and not _are_layers(report["mask"]):
+        raise ArtifactError(f"{path}: mask.layers: must be a list of name, kept and total; run it again")
     return dict(report)
+
+
+def _are_layers(mask: object) -> bool:
+    layers = mask.get("layers") if isinstance(mask, dict) else None
+    return isinstance(layers, list) and all(
+        isinstance(row, list) and [type(value) for value in row] == [str, int, int] and 0 <= row[1] <= row[2]
+        for row in layers
+    )
 
 
 def history_text(history: Sequence[Mapping[str, float]]) -> str:
@@ -174,11 +176,14 @@ def read_history(folder: Path) -> list[dict[str, float]]:
     path = folder / HISTORY
     try:
         rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-        return [{name: float(value) for name, value in row.items() if value} for row in rows]
+        history = [{name: float(value) for name, value in row.items() if value} for row in rows]
     except OSError as error:
         raise ArtifactError(f"{path}: can't be read ({error.strerror}); name the folder of a finished run") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, csv.Error) as error:
         raise ArtifactError(f"{path}: truncated or altered ({error}); run it again") from error
+    if not all("step" in row for row in history):
+        raise ArtifactError(f"{path}: truncated or altered (a row has no step); run it again")
+    return history
 
 
 def machine() -> dict[str, Any]:

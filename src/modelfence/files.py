@@ -1,12 +1,49 @@
 """Writing files so that a run killed at any moment leaves the last complete state."""
 
 import contextlib
+import errno
 import hashlib
+import json
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from modelfence.errors import ArtifactError, InputError
+
+
+def usable_path(path: str | Path) -> Path:
+    """Refuse a text that no file system takes as a path: too long, or with a NUL character.
+
+    Args:
+        path: Where something is, or shall be.
+
+    Raises:
+        InputError: It can't be a path.
+
+    Example:
+        >>> usable_path("a" * 5000)
+        Traceback (most recent call last):
+        modelfence.errors.InputError: 'aaaaaaaaaaaaaaaa...: is too long for a path; ...
+    """
+    shown = f"{str(path)[:16]!r}"[:-1]
+    try:
+        os.stat(path)
+    except ValueError as error:
+        raise InputError(f"{shown}...: can't be a path ({error}); name another file or folder") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{shown}...: is too long for a path; name another file or folder") from error
+    return Path(path)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; whatever is wrong with it is a ``ValueError``, nesting that has no end in sight included."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
@@ -17,10 +54,13 @@ def atomic_write(path: Path, content: bytes | str) -> None:
         content: Bytes, or text written as UTF-8.
 
     Raises:
+        InputError: There can't be a file of that name.
         ArtifactError: The folder can't be written or the disk is full; the old file is left as it was.
     """
+    usable_path(path)
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    made = _missing(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:
@@ -31,6 +71,7 @@ def atomic_write(path: Path, content: bytes | str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        _remove_empty(made)
         reason = error.strerror or str(error)
         raise ArtifactError(f"{path}: can't be written ({reason}); the previous file is unchanged") from error
 
@@ -50,16 +91,43 @@ def prepare_output(folder: Path, *, force: bool = False, resume: bool = False) -
         InputError: The folder isn't empty and neither flag was given, or it is a file.
         ArtifactError: The folder can't be made.
     """
+    usable_path(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file, not a folder; name another output folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (force or resume):
-        remedy = "use --force to replace it, or --resume where a run can go on"
-        raise InputError(f"{folder}: output folder isn't empty; {remedy}")
     try:
+        if folder.is_dir() and any(folder.iterdir()) and not (force or resume):
+            remedy = "use --force to replace it, or --resume where a run can go on"
+            raise InputError(f"{folder}: output folder isn't empty; {remedy}")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ArtifactError(f"{folder}: can't be made ({error.strerror})") from error
+        raise ArtifactError(f"{folder}: can't be made or read ({error.strerror}); name another folder") from error
     return folder
+
+
+@contextlib.contextmanager
+def output_folder(folder: Path, *, force: bool = False, resume: bool = False) -> Iterator[Path]:
+    """Hold an output folder: see :func:`prepare_output`.
+
+    Where the block fails, the folders that were made for it and are still empty are taken away again.
+    """
+    usable_path(folder)
+    made = _missing(folder)
+    try:
+        yield prepare_output(folder, force=force, resume=resume)
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Return the folders that have to be made for a folder to be there, itself first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def sha256(data: bytes) -> str:

@@ -58,7 +58,9 @@ class HeldOut:
         if "authorized" in targets:
             raise InputError("an unauthorized domain is named 'authorized'; give it another name")
         named = {**({"authorized": source} if source is not None else {}), **targets}
-        classes = _check(model, named)
+        classes = check_images(model, named)
+        for name, domain in named.items():
+            _check_labels(name, domain, classes)
         if share == 0:
             return cls(classes, source, targets, source, targets)
         parts = {name: _split(name, domain, share, seed) for name, domain in named.items()}
@@ -74,28 +76,39 @@ class HeldOut:
         row: Row = {}
         lost = []
         if self.source is not None:
-            predictions, labels = self._predict(student, self.source)
-            row["source_accuracy"] = float((predictions == labels).float().mean())
+            predictions, labels = _predict(student, self.source)
+            row["source_accuracy"] = _accuracy(predictions, labels)
         for name, domain in self.targets.items():
-            predictions, labels = self._predict(student, domain)
-            row[f"target_accuracy:{name}"] = float((predictions == labels).float().mean())
+            predictions, labels = _predict(student, domain)
+            row[f"target_accuracy:{name}"] = _accuracy(predictions, labels)
             lost.append(balanced_accuracy(predictions, labels, self.classes))
         if lost:
             row["gap"] = row.get("source_accuracy", 0.0) - sum(lost) / len(lost)
         return row
 
+
+@dataclass(frozen=True)
+class Watch:
+    """Labelled domains that are measured while a mask is learned, and never used for it.
+
+    Attributes:
+        domains: By name.
+    """
+
+    domains: "Mapping[str, Domain]"
+
     @torch.no_grad()
-    def _predict(self, student: nn.Module, domain: "Domain") -> tuple[Tensor, Tensor]:
-        device = next(student.parameters()).device
-        predictions, labels = [], []
-        for batch in domain.once(_BATCH, limit=_LIMIT, device=device):
-            predictions.append(logits_of(student(batch.images)).argmax(dim=1))
-            labels.append(labels_of(batch, domain.name))
-        return torch.cat(predictions), torch.cat(labels)
+    def __call__(self, student: nn.Module) -> "Row":
+        """Return the student's accuracy on every domain, "watch:<name>", in 0..1."""
+        return {f"watch:{name}": _accuracy(*_predict(student, domain)) for name, domain in self.domains.items()}
 
 
-def _check(model: nn.Module, named: "Mapping[str, Domain]") -> int:
-    """Try the model on a few images of every domain; return its number of classes."""
+def check_images(model: nn.Module, named: "Mapping[str, Domain]") -> int:
+    """Try a model on a few images of every domain, whose labels aren't looked at; return its number of classes.
+
+    Raises:
+        InputError: The model doesn't take the images, or the domains' images differ in shape.
+    """
     classes = 0
     shapes: dict[str, tuple[int, ...]] = {}
     for name, domain in named.items():
@@ -105,21 +118,38 @@ def _check(model: nn.Module, named: "Mapping[str, Domain]") -> int:
         except InputError as error:
             raise InputError(f"domain {name!r}: {error}") from error
         shapes[name] = tuple(batch.images.shape[1:])
-        labels_of(batch, name)
-        if domain.classes is not None and len(domain.classes) != classes:
-            raise InputError(
-                f"domain {name!r} has {len(domain.classes)} classes, the model gives {classes}; "
-                "map the labels to the model's classes, or take another domain"
-            )
-        if isinstance(domain, StreamDomain):
-            domain.expect_classes(classes)
-        labels = getattr(domain, "labels", None)
-        if labels is not None and int(labels.max()) >= classes:
-            raise InputError(f"domain {name!r} has label {int(labels.max())}, the model has classes 0..{classes - 1}")
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
         raise InputError(f"the domains' images differ in shape ({listed}); bring them to one, for instance by image=")
     return classes
+
+
+def _check_labels(name: str, domain: "Domain", classes: int) -> None:
+    labels_of(next(iter(domain.once(8))), name)
+    if domain.classes is not None and len(domain.classes) != classes:
+        raise InputError(
+            f"domain {name!r} has {len(domain.classes)} classes, the model gives {classes}; "
+            "map the labels to the model's classes, or take another domain"
+        )
+    if isinstance(domain, StreamDomain):
+        domain.expect_classes(classes)
+    labels = getattr(domain, "labels", None)
+    if labels is not None and int(labels.max()) >= classes:
+        raise InputError(f"domain {name!r} has label {int(labels.max())}, the model has classes 0..{classes - 1}")
+
+
+def _accuracy(predictions: Tensor, labels: Tensor) -> float:
+    return float((predictions == labels).float().mean())
+
+
+@torch.no_grad()
+def _predict(student: nn.Module, domain: "Domain") -> tuple[Tensor, Tensor]:
+    device = next(student.parameters()).device
+    predictions, labels = [], []
+    for batch in domain.once(_BATCH, limit=_LIMIT, device=device):
+        predictions.append(logits_of(student(batch.images)).argmax(dim=1))
+        labels.append(labels_of(batch, domain.name))
+    return torch.cat(predictions), torch.cat(labels)
 
 
 def _split(name: str, domain: "Domain", share: float, seed: int) -> "tuple[Domain, Domain]":

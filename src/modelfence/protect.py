@@ -16,15 +16,16 @@ from modelfence.masking.mask import Mask
 from modelfence.masking.preflight import require_maskable
 from modelfence.masking.unwrap import unwrap
 from modelfence.methods.config import MaskConfig
-from modelfence.methods.loop import Row, Session
+from modelfence.methods.loop import Monitor, Row, Session
 from modelfence.methods.registry import Method, method_for
-from modelfence.monitor import HeldOut
+from modelfence.monitor import HeldOut, Watch, check_images
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from modelfence.data.domain import Domain
     from modelfence.evaluation.result import Evaluation
+    from modelfence.ownership.watermark import Watermark
 
 
 @dataclass(frozen=True)
@@ -79,25 +80,38 @@ def protect(
     unauthorized: Any = None,
     image: ImageSpec | None = None,
     method: MaskConfig | None = None,
+    ownership: "Watermark | None" = None,
+    watch: Any = None,
     output: str | Path | None = None,
     resume: bool = False,
+    cache: str | Path | None = None,
     progress: Callable[[Row], None] | None = None,
+    announce: Callable[[str], None] | None = None,
     fabric: "Fabric | None" = None,
 ) -> Protection:
     """Learn a binary mask that keeps a classifier accurate on authorized data and makes it fail on unauthorized data.
 
-    The data given decides the setting; with both domains it is source-available (SA-MAP, Eq. 1 of MAP, CVPR 2024).
-    The model is never changed. What the result withstands and what it doesn't: docs/limits.md.
+    The data given decides the setting (MAP, CVPR 2024): with both domains it is source-available (SA-MAP, Eq. 1), with
+    the unauthorized one alone source-free (SF-MAP, Eq. 4), which reads no labels. The model is never changed. What
+    the result withstands and what it doesn't: docs/limits.md.
 
     Args:
         model: A trained classifier of K classes that takes float images (N, C, H, W); wrapped or not.
         authorized: Labelled images of the domain it shall keep working on: a DataLoader, a torch or Hugging Face
             Dataset, a Domain, or a name or path (see :func:`modelfence.data.sources.as_domain`).
-        unauthorized: The same for the domain it shall fail on; several as a list or a mapping by name.
-        image: What the model eats; needed unless the domains give float tensors.
+        unauthorized: The same for the domain it shall fail on; several as a list or a mapping by name. Without
+            authorized= its labels aren't needed, nor looked at.
+        image: What the model eats; needed unless the domains give float tensors, and where images are synthesized.
         method: A configuration object such as ``SAMap(steps=400)``; None takes the setting's default.
+        ownership: A watermark that the model shall fail on: the authorized images with it become an unauthorized
+            domain, "watermark" (Eq. 7); see :func:`modelfence.ownership.verification.verify`.
+        watch: Labelled domains, as ``unauthorized``, that are measured at every evaluation and never used: the
+            history gets "watch:<name>".
         output: Folder where the run's state is kept, so that a killed run can go on.
         resume: Go on from the state in ``output``; the result is that of a run that was never stopped.
+        cache: Folder where synthetic images are kept, by the model's digest, for other runs; None keeps those of
+            this run in ``output`` alone.
+        announce: Called with a line of text now and then while images are synthesized.
         progress: Called with every row of the history as it is made.
         fabric: A Lightning Fabric to run on (device, precision, processes); None takes one process on the best
             device. Give it launched.
@@ -121,7 +135,7 @@ def protect(
         >>> type(p.model).__name__, p.history[-1]["step"]
         ('Sequential', 2)
     """
-    given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None}
+    given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None or ownership is not None}
     found, config = method_for(method, given)
     if not isinstance(model, nn.Module):
         raise InputError(f"model= is {type(model).__name__}; a torch.nn.Module is needed")
@@ -131,15 +145,20 @@ def protect(
     require_maskable(base)
     source = None if authorized is None else as_one_domain(authorized, image)
     targets = {} if unauthorized is None else as_named_domains(unauthorized, image)
-    held_out = HeldOut.take(base, source, targets, share=config.held_out, seed=config.seed)
+    if ownership is not None:
+        targets["watermark"] = _marked(source, ownership, image, targets)
+    held_out = _held_out(found, base, source, targets, config)
     session = Session(
         fabric=fabric or default_fabric(config.precision),
         authorized=held_out.source_rest,
         unauthorized=held_out.target_rest,
-        monitor=held_out if config.held_out else None,
+        monitor=_monitors(held_out if found.labels and config.held_out else None, watch, image),
         state_file=None if output is None else Path(output) / "state.safetensors",
         resume=resume,
         progress=progress,
+        image=image,
+        cache=None if cache is None else Path(cache),
+        announce=announce,
     )
     if config.masks == "one_each":
         return _one_each(base, found, config, session, held_out)
@@ -156,7 +175,7 @@ def _one_each(base: nn.Module, method: Method, config: MaskConfig, session: Sess
         one = replace(
             session,
             unauthorized={name: domain},
-            monitor=held_out.only(name) if session.monitor is not None else None,
+            monitor=held_out.only(name) if held_out.targets and session.monitor is not None else session.monitor,
             state_file=None if file is None else file.with_name(f"state-{index}.safetensors"),
         )
         learned = method.learn(base, config, one)
@@ -164,6 +183,38 @@ def _one_each(base: nn.Module, method: Method, config: MaskConfig, session: Sess
         history += [{"mask": index, **row} for row in learned.history]
     mask = Mask.combine(list(masks.values()), base)
     return Protection(mask.apply(base), mask, masks, history, config)
+
+
+def _held_out(
+    method: Method,
+    model: nn.Module,
+    source: "Domain | None",
+    targets: "Mapping[str, Domain]",
+    config: MaskConfig,
+) -> HeldOut:
+    """Keep a share of the domains apart to measure on; a method without labels sees to that itself."""
+    if method.labels:
+        return HeldOut.take(model, source, targets, share=config.held_out, seed=config.seed)
+    return HeldOut(check_images(model, targets), None, {}, source, targets)
+
+
+def _monitors(held_out: HeldOut | None, watch: Any, image: ImageSpec | None) -> Monitor | None:
+    """Return what measures the student at every evaluation: the held-out parts, and what is only watched."""
+    watched = None if watch is None else Watch(as_named_domains(watch, image))
+    found = [monitor for monitor in (held_out, watched) if monitor is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return lambda student: {key: value for monitor in found for key, value in monitor(student).items()}
+
+
+def _marked(
+    source: "Domain | None", ownership: "Watermark", image: ImageSpec | None, targets: "Mapping[str, Domain]"
+) -> "Domain":
+    from modelfence.ownership.marked import marked
+
+    if source is None or "watermark" in targets:
+        raise InputError("ownership= needs authorized=, and no unauthorized domain named 'watermark'")
+    return marked(source, ownership, image=image)
 
 
 def as_one_domain(thing: Any, image: ImageSpec | None) -> "Domain":

@@ -34,7 +34,7 @@ def protect(invoke: Invoke, source: Path) -> Protect:
     ) -> Result:
         chosen = ["--model", model, "--authorized", authorized, "--unauthorized", unauthorized, "--output", "out"]
         result = invoke("protect", *chosen, *more)
-        assert not Path("out").exists() or not any(Path("out").iterdir())
+        assert not Path("out").exists()
         return result
 
     return run
@@ -136,10 +136,15 @@ def test_an_altered_checkpoint(protect: Protect, source: Path, tmp_path: Path) -
 
 def test_an_altered_state(invoke: Invoke, protect_arguments: list[str], finished: Path) -> None:
     shutil.copytree(finished, "out")
-    Path("out/report.json").unlink()
-    Path("out/state.safetensors").write_bytes(b"cut off")
+    Path("out/unfinished").mkdir()
+    shutil.copy("out/run.toml", "out/unfinished")
+    Path("out/unfinished/state.safetensors").write_bytes(b"cut off")
     result = invoke(*protect_arguments, "--output", "out", "--resume")
-    assert_bad_input(result, "out/state.safetensors: truncated or altered", "--force")
+    assert_bad_input(result, "out/unfinished/state.safetensors: truncated or altered", "--force")
+    Path("out/unfinished/state.safetensors").unlink()
+    Path("out/unfinished/state.safetensors").mkdir()
+    result = invoke(*protect_arguments, "--output", "out", "--resume")
+    assert_bad_input(result, "out/unfinished/state.safetensors: wasn't written by modelfence")
     assert Path("out/model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
 
 
@@ -176,7 +181,12 @@ def test_an_output_folder_that_is_not_empty(invoke: Invoke, protect_arguments: l
     Path("out").mkdir()
     Path("out/README.md").write_text("mine")
     assert_bad_input(invoke(*protect_arguments, "--output", "out"), "out: output folder isn't empty", "--force")
-    assert_bad_input(invoke(*protect_arguments, "--output", "out", "--resume"), "out: has no run.toml", "--force")
+    assert_bad_input(
+        invoke(*protect_arguments, "--output", "out", "--resume"), "out/README.md: wasn't written by modelfence"
+    )
+    Path("else").mkdir()
+    Path("else/notes.txt").write_text("mine")
+    assert_bad_input(invoke(*protect_arguments, "--output", "else", "--resume"), "else: has no run.toml", "--force")
     assert_bad_input(invoke(*protect_arguments, "--output", "out/README.md"), "is a file, not a folder")
     assert_bad_input(invoke(*protect_arguments, "--output", "out", "--resume", "--force"), "give one of them")
     train = ["train", "--domain", "sklearn_digits", "--network", "small_vgg_bn", "--output", "out"]
@@ -209,16 +219,16 @@ def test_no_space_left(invoke: Invoke, protect_arguments: list[str], monkeypatch
 
     monkeypatch.setattr(files.os, "fsync", full)
     result = invoke(*protect_arguments, "--output", "out")
-    assert_bad_input(result, "out/run.toml: can't be written (No space left on device)")
-    assert not any(Path("out").iterdir())
+    assert_bad_input(result, "out/unfinished/run.toml: can't be written (No space left on device)")
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [
         (["protect"], ["output.folder: is missing", "--output"]),
-        (["protect", "--output", "out"], ["no method for this data", "nothing given"]),
-        (["protect", "--output", "out", "--unauthorized", "usps"], ["unauthorized given"]),
+        (["protect", "--output", "out"], ["data.authorized and data.unauthorized is missing", "modelfence.protect"]),
+        (["protect", "--output", "out", "--unauthorized", "usps"], ["data.authorized is missing"]),
         (
             ["protect", "--output", "out", "--set", "method.steps=5", "--unauthorized", "usps"],
             ["SAMap needs authorized"],

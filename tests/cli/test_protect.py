@@ -125,7 +125,9 @@ def test_ctrl_c_saves_the_state(
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1].startswith("modelfence: stopped at step 2")
     assert "--resume" in result.stderr
-    assert sorted(path.name for path in Path("out").iterdir()) == ["run.toml", "state.safetensors"]
+    assert "saved in out: go on" in result.stderr
+    assert [path.name for path in Path("out").iterdir()] == ["unfinished"]
+    assert sorted(path.name for path in Path("out/unfinished").iterdir()) == ["run.toml", "state.safetensors"]
     assert invoke("protect", "--output", "out", "--resume").exit_code == 0
     assert Mask.load("out/mask").folded_digest == Mask.load(finished / "mask").folded_digest
 

@@ -122,7 +122,7 @@ def test_every_example_is_valid(path: Path) -> None:
         ("method.recipe=papr", "--set: method.recipe: must be 'default' or 'paper' (got 'papr')"),
         ("method.recipe=[1]", "--set: method.recipe: "),
         ("method.stepz=1", "--set: method.stepz: unknown key. Did you mean 'steps'? Known: "),
-        ("method.name=SAMop", "--set: method.name: unknown method 'SAMop'. Did you mean 'SAMap'? Known: SAMap"),
+        ("method.name=SAMop", "--set: method.name: unknown method 'SAMop'. Did you mean 'SAMap'"),
         ("metod.steps=1", "--set: metod: unknown table. Did you mean 'method', 'model'? Known: model, image, "),
         ("method.threshold=1.0", "run.toml: method: score_init (0.01) must be above threshold (1.0)"),
         ("data.train_size=0", '--set: data.train_size: must be a whole number >= 1, or "whole" (got 0)'),

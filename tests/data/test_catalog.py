@@ -10,11 +10,34 @@ from modelfence.data.sources import as_domain
 from modelfence.errors import InputError
 
 EXPECTED = {
-    "mnist", "usps", "svhn", "mnist_m", "syn_digits", "cifar10", "stl10", "cinic10", "cinic10_imagenet",
-    "visda_t", "visda_v", "office_home_art", "office_home_clipart", "office_home_product", "office_home_real",
-    "pacs_photo", "pacs_art_painting", "pacs_cartoon", "pacs_sketch", "domainnet_clipart",
-    "domainnet_infograph", "domainnet_painting", "domainnet_quickdraw", "domainnet_real", "domainnet_sketch",
-    "sklearn_digits", "photo_digits", "font_digits",
+    "mnist",
+    "usps",
+    "svhn",
+    "mnist_m",
+    "syn_digits",
+    "cifar10",
+    "stl10",
+    "cinic10",
+    "cinic10_imagenet",
+    "visda_t",
+    "visda_v",
+    "office_home_art",
+    "office_home_clipart",
+    "office_home_product",
+    "office_home_real",
+    "pacs_photo",
+    "pacs_art_painting",
+    "pacs_cartoon",
+    "pacs_sketch",
+    "domainnet_clipart",
+    "domainnet_infograph",
+    "domainnet_painting",
+    "domainnet_quickdraw",
+    "domainnet_real",
+    "domainnet_sketch",
+    "sklearn_digits",
+    "photo_digits",
+    "font_digits",
 }
 
 
@@ -53,7 +76,12 @@ def test_families_share_their_number_of_classes():
         entry = catalog.lookup(name)
         sizes.setdefault(entry.family, set()).add(len(entry.classes))
     assert sizes == {
-        "digits": {10}, "objects": {10}, "visda": {12}, "office_home": {65}, "pacs": {7}, "domainnet": {0},
+        "digits": {10},
+        "objects": {10},
+        "visda": {12},
+        "office_home": {65},
+        "pacs": {7},
+        "domainnet": {0},
     }
 
 

@@ -4,7 +4,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +300,78 @@ def test_only_the_stream_is_asked_to_skip(tmp_path):
         session = Session(Fabric(accelerator="cpu", devices=1), state_file=file, resume=resume)
         learn_scores(network(), config(steps=4), session, **parts)
     assert starts == [0, 4]
+
+
+# Companions and monitors of the method's own
+
+
+class Counter:
+    """A companion whose next number depends on all before."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(())
+        self.loads = 0
+
+    def __call__(self, student: nn.Module, _: MaskedModel, step: int) -> dict[str, Tensor]:
+        self.total = 0.5 * self.total + step
+        return {"pull": (student(IMAGES) * self.total).mean()}
+
+    def state(self) -> dict[str, Tensor]:
+        return {"deep/total": self.total}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.loads += 1
+        self.total = tensors["deep/total"]
+
+
+def accompanied(companion: Counter, stop: int = -1, **parts: Any) -> Learned:
+    def loss(student: nn.Module, masked: MaskedModel, step: int) -> dict[str, Tensor]:
+        if step == stop:
+            os.kill(os.getpid(), signal.SIGINT)
+        return companion(student, masked, step)
+
+    session = Session(Fabric(accelerator="cpu", devices=1), **parts)
+    settings = config(steps=8, learning_rate=2e-3)
+    return learn_scores(network(), settings, session, batches=itertools.count, loss=loss, companion=companion)
+
+
+def test_a_companion_is_saved_and_restored_with_the_scores(tmp_path):
+    whole, cut, rest = Counter(), Counter(), Counter()
+    expected = accompanied(whole)
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(Interrupted):
+        accompanied(cut, stop=4, state_file=file)
+    resumed = accompanied(rest, state_file=file, resume=True)
+    assert (whole.loads, cut.loads, rest.loads) == (0, 0, 1)
+    assert torch.equal(rest.total, whole.total)
+    assert [{**row, "seconds": 0} for row in resumed.history] == [{**row, "seconds": 0} for row in expected.history]
+    assert all(torch.equal(resumed.kept[name], kept) for name, kept in expected.kept.items())
+
+
+def test_a_companion_that_is_not_finite_is_named_and_not_saved(tmp_path):
+    class Broken(Counter):
+        def __call__(self, student: nn.Module, masked: MaskedModel, step: int) -> dict[str, Tensor]:
+            terms = super().__call__(student, masked, step)
+            self.total = self.total * (float("nan") if step == 3 else 1)
+            return terms
+
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(NonFiniteError, match=r"step 4: 'deep/total' became NaN or infinite; lower its learning rate"):
+        accompanied(Broken(), state_file=file)
+    rest = Counter()
+    accompanied(rest, state_file=file, resume=True)  # from step 2
+    assert rest.loads == 1
+
+
+def test_the_numbers_of_the_methods_own_monitor_stand_beside_the_sessions_and_win():
+    session = Session(Fabric(accelerator="cpu", devices=1), monitor=lambda _: {"source_accuracy": 0.5, "gap": 0.1})
+    learned = learn_scores(
+        network(),
+        config(steps=2, patience=1),
+        session,
+        batches=itertools.count,
+        loss=squares,
+        monitor=lambda student: {"agreement": float(student(IMAGES).isfinite().all()), "gap": 0.7},
+    )
+    row = learned.history[0]
+    assert (row["source_accuracy"], row["agreement"], row["gap"]) == (0.5, 1.0, 0.7)

@@ -97,9 +97,7 @@ def test_only_two_plain_files_are_written(saved):
 
 def test_a_bf16_channels_last_timm_model_with_args_comes_back(tmp_path):
     args = {"drop_rate": 0.25, "pretrained": False}
-    model = (
-        create_model("test_resnet", 4, SPEC, **args).to(torch.bfloat16).to(memory_format=torch.channels_last)
-    )
+    model = create_model("test_resnet", 4, SPEC, **args).to(torch.bfloat16).to(memory_format=torch.channels_last)
     save_model(tmp_path, model, reference="test_resnet", classes=4, image=SPEC, args=args)
     found = load_model(tmp_path)
     assert equal(found.model.state_dict(), model.state_dict())
@@ -187,9 +185,7 @@ def test_a_zoo_name_takes_weights_from_a_file(tmp_path, suffix):
     save_file(state, path) if suffix == "safetensors" else torch.save({"state_dict": state}, path)
     found = load_model("small_vgg_bn", classes=4, image=SPEC, weights=path)
     assert equal(found.model.state_dict(), model.state_dict())
-    with pytest.raises(
-        InputError, match=r"w\.\w+: doesn't fit the model: .*'classifier\.0\.weight' is \(4, 128\)"
-    ):
+    with pytest.raises(InputError, match=r"w\.\w+: doesn't fit the model: .*'classifier\.0\.weight' is \(4, 128\)"):
         load_model("small_vgg_bn", classes=5, image=SPEC, weights=path)
 
 
@@ -232,18 +228,14 @@ def test_a_record_cannot_make_us_run_code_that_the_caller_did_not_name(saved, fa
     path = saved[0] / "model.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "reference": f"{factories}:tied"}))
-    with pytest.raises(
-        InputError, match=r"is built by the factory .* if you trust it, give that as the model"
-    ):
+    with pytest.raises(InputError, match=r"is built by the factory .* if you trust it, give that as the model"):
         load_model(saved[0])
     assert factories not in sys.modules
     path.write_text(json.dumps({**record, "reference": "test_resnet", "args": {"checkpoint_path": "x.pt"}}))
     with pytest.raises(InputError, match="'checkpoint_path' isn't taken here"):
         load_model(saved[0])
     path.write_text(json.dumps({**record, "reference": None}))
-    with pytest.raises(
-        InputError, match="was saved without a reference; name what builds it and give weights="
-    ):
+    with pytest.raises(InputError, match="was saved without a reference; name what builds it and give weights="):
         load_model(saved[0])
     assert load_model("small_vgg_bn", weights=saved[0]).classes == 7
 

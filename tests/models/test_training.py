@@ -71,9 +71,7 @@ def test_the_same_seed_gives_the_same_weights_and_the_callers_random_numbers_are
     for _ in range(2):
         torch.manual_seed(3)
         model = small_net()
-        train(
-            model, bars(), bars(32, seed=1), TrainConfig(epochs=1, batch_size=16, shift=2, precision="fp32")
-        )
+        train(model, bars(), bars(32, seed=1), TrainConfig(epochs=1, batch_size=16, shift=2, precision="fp32"))
         results.append((model.state_dict(), torch.rand(1)))
     torch.manual_seed(3)
     small_net()
@@ -140,9 +138,7 @@ def test_a_loss_that_is_not_finite_names_epoch_and_step():
 
     spoil.calls = 0
     model.register_forward_hook(spoil)
-    with pytest.raises(
-        NonFiniteError, match="the cross-entropy of epoch 1, step 3 is nan; lower learning_rate"
-    ):
+    with pytest.raises(NonFiniteError, match="the cross-entropy of epoch 1, step 3 is nan; lower learning_rate"):
         train(model, bars(), bars(16), FAST)
     assert not model.training
 
@@ -193,9 +189,7 @@ def test_two_processes_take_the_steps_of_one():
     two_history, both = two.launch(run_training, 8)
     for key, value in one.items():
         np.testing.assert_allclose(both[key], value, rtol=1e-4, atol=1e-6)
-    assert [row["loss"] for row in two_history] == pytest.approx(
-        [row["loss"] for row in one_history], rel=1e-4
-    )
+    assert [row["loss"] for row in two_history] == pytest.approx([row["loss"] for row in one_history], rel=1e-4)
 
 
 def test_learning_rate_rises_then_falls():

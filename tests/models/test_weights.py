@@ -143,9 +143,7 @@ def test_keys_and_shapes_that_differ_are_listed_in_one_line_and_nothing_is_loade
 def test_integers_for_floats_are_refused():
     state = net().state_dict()
     state["0.bias"] = torch.zeros(3, dtype=torch.int8)
-    with pytest.raises(
-        InputError, match=r"'0\.bias' is torch\.int8 in the file, torch\.float32 in the model"
-    ):
+    with pytest.raises(InputError, match=r"'0\.bias' is torch\.int8 in the file, torch\.float32 in the model"):
         fill(net(), state, "w.pt")
 
 
@@ -180,9 +178,7 @@ def test_a_tied_weight_is_kept_once():
 
 def test_views_of_one_memory_and_empty_tensors_are_no_ties():
     whole = torch.arange(6.0)
-    kept, aliases = without_ties(
-        {"all": whole, "part": whole[:3], "turned": whole.view(2, 3).T, "none": whole[:0]}
-    )
+    kept, aliases = without_ties({"all": whole, "part": whole[:3], "turned": whole.view(2, 3).T, "none": whole[:0]})
     assert not aliases
     assert len({value.untyped_storage().data_ptr() for key, value in kept.items() if key != "none"}) == 3
     assert all(value.is_contiguous() for value in kept.values())
@@ -202,7 +198,5 @@ def test_a_tied_weight_is_filled_from_either_name_and_stays_tied():
 
 def test_a_tied_weight_with_two_values_is_refused():
     state = {"into.weight": torch.zeros(4, 4), "out.weight": torch.ones(4, 4), "out.bias": torch.zeros(4)}
-    with pytest.raises(
-        InputError, match=r"'into\.weight' and 'out\.weight' are one weight in the model but differ"
-    ):
+    with pytest.raises(InputError, match=r"'into\.weight' and 'out\.weight' are one weight in the model but differ"):
         fill(Tied(), state, "w")

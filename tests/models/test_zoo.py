@@ -149,19 +149,13 @@ class _Weights:
 
 def test_pretrained_vgg_takes_the_convolutions_and_keeps_its_own_head(monkeypatch):
     source = create_model("vgg11", 10, spec()).state_dict()
-    state = {
-        key: torch.full_like(value, 0.01) for key, value in source.items() if key.startswith("features.")
-    }
+    state = {key: torch.full_like(value, 0.01) for key, value in source.items() if key.startswith("features.")}
     state["classifier.0.weight"] = torch.zeros(4096, 25088)
     monkeypatch.setattr(torchvision.models, "get_model_weights", lambda _: _Weights(state))
     model = create_model("vgg11", 10, spec(), pretrained=True)
-    assert all(
-        torch.equal(value, state[f"features.{key}"]) for key, value in model.features.state_dict().items()
-    )
+    assert all(torch.equal(value, state[f"features.{key}"]) for key, value in model.features.state_dict().items())
     assert float(model.classifier[0].weight.detach().std()) == pytest.approx(math.sqrt(2 / 512), rel=0.05)
-    with pytest.raises(
-        InputError, match=r"ImageNet weights don't fit at 'features\.0\.weight'; use 3-channel"
-    ):
+    with pytest.raises(InputError, match=r"ImageNet weights don't fit at 'features\.0\.weight'; use 3-channel"):
         create_model("vgg11", 10, spec(1), pretrained=True)
 
 
@@ -175,16 +169,12 @@ def test_pretrained_resnet_for_small_images_keeps_its_own_stem(monkeypatch):
 
 def test_pretrained_weights_that_cannot_be_had_are_one_line(monkeypatch):
     monkeypatch.setattr(torchvision.models, "get_model_weights", lambda _: _Weights(None))
-    with pytest.raises(
-        InputError, match=r"'vgg11': pretrained weights can't be loaded \(no route to host\); connect"
-    ):
+    with pytest.raises(InputError, match=r"'vgg11': pretrained weights can't be loaded \(no route to host\); connect"):
         create_model("vgg11", 10, spec(), pretrained=True)
 
     def unreachable(*_, **__):
         raise OSError("We couldn't connect to the hub\nand more")
 
     monkeypatch.setattr(timm, "create_model", unreachable)
-    with pytest.raises(
-        InputError, match=r"pretrained weights can't be loaded \(We couldn't connect to the hub\);"
-    ):
+    with pytest.raises(InputError, match=r"pretrained weights can't be loaded \(We couldn't connect to the hub\);"):
         create_model("vit_tiny_patch16_224", 10, spec(), pretrained=True)

@@ -15,7 +15,7 @@ from modelfence.cli.runfile import Run, read_run
 from modelfence.cli.train_job import train_model
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.text import percent
-from modelfence.files import prepare_output
+from modelfence.files import output_folder, usable_path
 
 _AUTHORIZED, _UNAUTHORIZED = "sklearn_digits", ["photo_digits", "font_digits"]
 _SOURCE = {
@@ -48,8 +48,7 @@ def run_demo(output: str, console: Console, *, force: bool = False) -> tuple[str
     Raises:
         InputError: The folder isn't empty.
     """
-    folder = prepare_output(Path(output), force=force)
-    with _one_thread():
+    with output_folder(usable_path(output), force=force) as folder, _one_thread():
         report = _job(folder, console, force=force)
     table = Evaluation.from_dict(report["evaluation"])
     return "\n".join([str(table), "", *_numbers(table, report["mask"]["cut_share"]), "", *_files(folder)]), report

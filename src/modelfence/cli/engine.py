@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from modelfence.errors import InputError
+
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
@@ -15,18 +17,23 @@ def joined_fabric(precision: str) -> "Fabric | None":
     Args:
         precision: "auto", "bf16" or "fp32".
 
+    Raises:
+        InputError: The environment holds something else than what torchrun sets.
+
     Example:
         >>> joined_fabric("fp32") is None
         True
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = _count("WORLD_SIZE", 1)
     if world == 1:
         return None
+    local = _count("LOCAL_WORLD_SIZE", world)
+    if world % local:
+        raise InputError(f"LOCAL_WORLD_SIZE is {local}, which doesn't divide WORLD_SIZE {world}; start with torchrun")
     from lightning_fabric import Fabric
 
     from modelfence.models.autocast import resolve_precision
 
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(
         accelerator=device,
@@ -42,3 +49,11 @@ def joined_fabric(precision: str) -> "Fabric | None":
 def is_first(fabric: "Fabric | None") -> bool:
     """Say whether this process is the one that writes and speaks."""
     return fabric is None or fabric.is_global_zero
+
+
+def _count(name: str, default: int) -> int:
+    """Return a number of processes from the environment."""
+    text = os.environ.get(name, "").strip() or str(default)
+    if not text.isdecimal() or not 1 <= int(text[:7]) <= 10**6:
+        raise InputError(f"the environment variable {name} is {text!r:.40}; a number of processes is needed: unset it")
+    return int(text)

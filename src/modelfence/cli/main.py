@@ -92,8 +92,11 @@ def _shortage(error: Exception) -> str | None:
     """Say what ran out, if that is what happened."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.filename or 'disk'}: no space left; free some and go on with --resume"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    full = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, MemoryError) or full:
         return "out of memory; use a smaller batch_size or image size"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{str(error.filename)[:200]}: {error.strerror}; check the path and its permissions"
     return None
 
 

@@ -43,9 +43,12 @@ def command(
     modelfence protect --model sl/ --authorized mnist --unauthorized usps --output out/
     modelfence protect --output out/ --resume
     """
+    from modelfence.cli.output import run_file as saved_run
     from modelfence.cli.protect_job import protect_model
     from modelfence.cli.reference import image_option, model_option, named_domains
     from modelfence.cli.runfile import read_run
+    from modelfence.errors import InputError
+    from modelfence.files import usable_path
 
     given = {
         "model": ("--model", model_option(model) if model else None),
@@ -56,8 +59,11 @@ def command(
         "data.unauthorized": ("--unauthorized", named_domains(unauthorized)),
         "output.folder": ("--output", output),
     }
-    if resume and run_file is None and output is not None and (Path(output) / "run.toml").is_file():
-        run_file = str(Path(output) / "run.toml")
+    if resume and run_file is None and output is not None:
+        found = saved_run(usable_path(output))
+        if found is None and not (sets or any(value for key, (_, value) in given.items() if key != "output.folder")):
+            raise InputError(f"{output}: there is no run to go on with; give the settings of one without --resume")
+        run_file = None if found is None else str(found)
     console = Console(as_json=as_json)
     run = read_run(run_file, options=given, sets=sets)
     report = protect_model(run, console, resume=resume, force=force)

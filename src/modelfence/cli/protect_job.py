@@ -1,5 +1,6 @@
 """What ``modelfence protect`` does: model and data, mask, measurement, output folder."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,13 +12,14 @@ import torch
 from modelfence.artifact import Artifact, peak_memory_mib, read_report, write_artifact
 from modelfence.cli.console import Advance, Console
 from modelfence.cli.engine import is_first, joined_fabric
-from modelfence.cli.output import Output
+from modelfence.cli.output import Output, refuse_inside
 from modelfence.cli.parts import Parts, check_class_names, load_parts
 from modelfence.cli.reference import load
 from modelfence.cli.runfile import Run
 from modelfence.errors import InputError, Interrupted
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.table import evaluate
+from modelfence.files import output_folder, usable_path
 from modelfence.methods.config import MaskConfig
 from modelfence.methods.registry import method_for
 from modelfence.models.load import WEIGHTS_FILE, LoadedModel
@@ -36,7 +38,7 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
         run: Needs model, output, and the domains of the method.
         console: Where progress goes.
         resume: Go on with the run in the folder; one that is finished is left as it is.
-        force: Replace what is in the folder, once there is something to put in its place.
+        force: Replace what is in the folder, once the new result is complete.
 
     Returns:
         The content of ``report.json``; empty in all but the first of several processes.
@@ -50,47 +52,64 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
         raise InputError("protect: output.folder: is missing; give it in a run file or as --output")
     given = {name: run.data is not None and bool(getattr(run.data, name)) for name in ("authorized", "unauthorized")}
     _, config = method_for(run.method, given)
-    folder = Path(run.output.folder)
+    if not all(given.values()):
+        missing = " and ".join(f"data.{name}" for name, there in given.items() if not there)
+        raise InputError(
+            f"protect: {missing} is missing; the command line learns from both domains, the settings without one are "
+            "in Python so far: modelfence.protect"
+        )
+    if resume and force:
+        raise InputError("--resume goes on and --force starts anew: give one of them")
+    folder = usable_path(run.output.folder)
     _keep_base(run, folder)
+    refuse_inside(folder, run.data.named.values() if run.data else ())
     run = replace(run, method=config)
     fabric = joined_fabric(config.precision)
     first = is_first(fabric)
-    output = Output(folder, run.tables(*_TABLES), resume=resume, force=force, writes=first)
-    if output.finished:
-        console.note(f"{output.folder}: is finished; nothing to do")
-        return read_report(output.folder)
+    with output_folder(folder, force=force, resume=resume) if first else contextlib.nullcontext():
+        output = Output(folder, run.tables(*_TABLES), resume=resume, writes=first)
+        if output.finished:
+            console.note(f"{output.folder}: is finished; nothing to do")
+            return read_report(output.folder)
+        if resume and output.new:
+            console.note(f"{output.folder}: there is no run to go on with yet; starting it")
+        try:
+            return _run(run, config, output, console, fabric)
+        except Interrupted as error:
+            output.begin(state_saved=True)
+            raise Interrupted(str(error).replace(str(output.work), str(output.folder))) from error
+        except KeyboardInterrupt as error:
+            if not output.begun:
+                raise
+            raise Interrupted(f"stopped; what was done is in {output.folder}: go on with --resume") from error
+
+
+def _run(run: Run, config: MaskConfig, output: Output, console: Console, fabric: "Fabric | None") -> dict[str, Any]:
+    """Load, learn, measure and write; return the content of ``report.json``."""
     loaded = load(run.model, run.image, "protect")
+    if loaded.classes < 2:
+        raise InputError(f"model {loaded.reference!r} has 1 class; a classifier of at least 2 can be confined")
     authorized, unauthorized = _domains(run, loaded, console)
-    try:
-        learning, protection = _learn(loaded, authorized, unauthorized, config, output, console, fabric)
-        if not first:
-            return {}
-        measuring, table = _measure(loaded, protection, {**authorized, **unauthorized}, run, console)
-        artifact = Artifact(
-            model=protection.model,
-            mask=protection.mask,
-            masks=protection.masks,
-            history=protection.history,
-            config=config,
-            origin=loaded,
-            evaluation=table,
-            facts={
-                "authorized": list(authorized),
-                "unauthorized": list(unauthorized),
-                "seconds": {"learning": round(learning, 1), "measuring": round(measuring, 1)},
-                "peak_memory_mib": peak_memory_mib(),
-            },
-        )
-        report = write_artifact(output.folder, artifact)
-    except Interrupted:
-        output.begin(state_saved=True)
-        raise
-    except KeyboardInterrupt as error:
-        if not output.begun:
-            raise
-        raise Interrupted(f"stopped; what was done is in {output.folder}: go on with --resume") from error
-    output.end()
-    return report
+    learning, protection = _learn(loaded, authorized, unauthorized, config, output, console, fabric)
+    if not is_first(fabric):
+        return {}
+    measuring, table = _measure(loaded, protection, {**authorized, **unauthorized}, run, console)
+    artifact = Artifact(
+        model=protection.model,
+        mask=protection.mask,
+        masks=protection.masks,
+        history=protection.history,
+        config=config,
+        origin=loaded,
+        evaluation=table,
+        facts={
+            "authorized": list(authorized),
+            "unauthorized": list(unauthorized),
+            "seconds": {"learning": round(learning, 1), "measuring": round(measuring, 1)},
+            "peak_memory_mib": peak_memory_mib(),
+        },
+    )
+    return write_artifact(output.folder, artifact)
 
 
 def _domains(run: Run, loaded: LoadedModel, console: Console) -> tuple[dict[str, Parts], dict[str, Parts]]:
@@ -137,7 +156,7 @@ def _learn(
             unauthorized=targets or None,
             image=loaded.image,
             method=config,
-            output=output.folder,
+            output=output.work,
             resume=output.resume,
             progress=_reporter(output, advance, config.steps),
             fabric=fabric,

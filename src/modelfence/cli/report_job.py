@@ -4,13 +4,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from modelfence.artifact import RUN, read_history, read_report
+from modelfence.artifact import read_history, read_report
 from modelfence.cli.parts import load_test
 from modelfence.cli.runfile import parse_toml, read_run
 from modelfence.errors import InputError
 from modelfence.evaluation.result import Evaluation
 from modelfence.models.load import load_model
 from modelfence.report.page import write_report
+from modelfence.results import RUN
 
 _SAMPLES = 8
 

@@ -13,6 +13,7 @@ import modelfence.methods  # noqa: F401 (registers the methods)
 from modelfence.cli.tables import DataTable, EvaluateTable, ModelTable, OutputTable
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError, nearest
+from modelfence.files import usable_path
 from modelfence.methods.config import MaskConfig
 from modelfence.methods.registry import METHODS
 from modelfence.models.training import TrainConfig
@@ -133,17 +134,19 @@ def parse_toml(path: Path) -> Tables:
         InputError: It can't be read or isn't TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(usable_path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: run file can't be read ({error.strerror}); check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: isn't TOML: {error}") from error
+    except (RecursionError, ValueError) as error:  # too deep, or a number of thousands of digits
+        raise InputError(f"{path}: can't be read as TOML ({error}); write plain tables and values") from error
 
 
 def _toml_value(text: str) -> Any:
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or too deep, or too many digits
         return text
     return found["value"] if found.keys() == {"value"} else text
 
@@ -200,9 +203,9 @@ class _Checker:
         """Return the configuration class that the table's name chooses, and the rest of the table."""
         known = {kind.__name__: kind for kind in METHODS}
         name = content.get("name", "SAMap")
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             close = nearest(str(name), known)
-            raise InputError(f"{self._where('method.name')}: unknown method {name!r}.{close} {_known(known)}")
+            raise InputError(f"{self._where('method.name')}: unknown method {name!r:.40}.{close} {_known(known)}")
         return known[name], {key: value for key, value in content.items() if key != "name"}
 
     def _section(self, name: str, kind: type, content: Tables) -> Any:
@@ -211,6 +214,7 @@ class _Checker:
             if key not in keys:
                 where = self._where(f"{name}.{key}")
                 raise InputError(f"{where}: unknown key.{nearest(key, keys)} {_known(keys)}")
+            self._require_sizes(f"{name}.{key}", content[key])
         try:
             return TypeAdapter(kind).validate_python(content)
         except ValidationError as error:
@@ -218,11 +222,21 @@ class _Checker:
             key = ".".join([name, *(str(part) for part in first["loc"][:1])])
             raise InputError(f"{self._where(key)}: {_reason(first)}") from error
 
+    def _require_sizes(self, key: str, value: Any) -> None:
+        """Refuse numbers that neither the tensors nor the random generators of torch can hold."""
+        for one in _flat(value).values() if isinstance(value, Mapping) else [value]:
+            for number in one if isinstance(one, list) else [one]:
+                if isinstance(number, int) and abs(number) >= 2**63:
+                    raise InputError(f"{self._where(key)}: is too large; a whole number below 2**63 is needed")
+                if isinstance(number, float) and _LARGEST < abs(number) < float("inf"):
+                    raise InputError(f"{self._where(key)}: is too large; at most {_LARGEST:.2g} (got {number:g})")
+
     def _where(self, key: str) -> str:
         flag = next((flag for given, flag in self.origins.items() if f"{key}.".startswith(f"{given}.")), None)
         return f"{flag or self.source}: {key}"
 
 
+_LARGEST = 3.4e38  # of a float32
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _KINDS = {
     "int": "a whole number",

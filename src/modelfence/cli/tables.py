@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(extra="forbid")
+from modelfence.methods.config import STRICT
 
 
 def domain_name(text: str) -> str:

@@ -1,26 +1,33 @@
 """What ``modelfence train`` does: data, network, epochs, folder."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from modelfence.artifact import FORMAT, REPORT, RUN, machine, peak_memory_mib
+from modelfence.artifact import FORMAT, machine, peak_memory_mib
 from modelfence.cli.console import Console
 from modelfence.cli.engine import is_first, joined_fabric
+from modelfence.cli.output import refuse_inside
 from modelfence.cli.parts import load_parts
 from modelfence.cli.reference import image_option, load, load_untrained
 from modelfence.cli.runfile import Run, write_toml
+from modelfence.cli.tables import DataTable, ModelTable
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.evaluation.table import evaluate
-from modelfence.files import atomic_write, prepare_output
+from modelfence.files import atomic_write, output_folder, usable_path
 from modelfence.models.load import LoadedModel, save_model
 from modelfence.models.training import train
+from modelfence.results import REPORT, RUN, refuse_foreign, replacing
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 _TABLES = ("model", "image", "data", "train", "evaluate", "output")
 
@@ -46,17 +53,25 @@ def train_model(run: Run, console: Console, *, force: bool = False) -> dict[str,
         raise InputError("train: data.authorized: is missing; give it in a run file or as --domain")
     if run.output is None:
         raise InputError("train: output.folder: is missing; give it in a run file or as --output")
+    folder = usable_path(run.output.folder)
+    refuse_inside(folder, run.data.authorized.values())
     fabric = joined_fabric(run.train.precision)
-    folder = Path(run.output.folder)
-    if is_first(fabric):
-        prepare_output(folder, force=force)
-    saved = load(run.model, run.image, "train") if run.model.path is not None else None
+    with output_folder(folder, force=force) if is_first(fabric) else contextlib.nullcontext():
+        refuse_foreign(folder)
+        return _train(run, run.model, run.data, folder, console, fabric)
+
+
+def _train(
+    run: Run, model: ModelTable, data: DataTable, folder: Path, console: Console, fabric: "Fabric | None"
+) -> dict[str, Any]:
+    """Load, train, measure and write; return the content of ``report.json``."""
+    saved = load(model, run.image, "train") if model.path is not None else None
     image = saved.image if saved else run.image or ImageSpec(**(image_option(32) or {}))
-    ((name, text),) = run.data.authorized.items()
+    ((name, text),) = (data.authorized or {}).items()
     console.note(f"loading {name}")
-    parts = load_parts(name, text, run.data, image, saved.classes if saved else run.model.classes)
+    parts = load_parts(name, text, data, image, saved.classes if saved else model.classes)
     torch.manual_seed(run.train.seed)
-    loaded = saved or load_untrained(run.model, image, run.model.classes or _classes(parts.train))
+    loaded = saved or load_untrained(model, image, model.classes or _classes(parts.train))
     with console.progress(f"training {loaded.reference} on {len(parts.train):,} images", run.train.epochs) as advance:
         history = train(
             loaded.model,
@@ -92,17 +107,18 @@ def train_model(run: Run, console: Console, *, force: bool = False) -> dict[str,
 def _write(
     folder: Path, loaded: LoadedModel, class_names: tuple[str, ...] | None, run: Run, report: Mapping[str, Any]
 ) -> None:
-    save_model(
-        folder,
-        loaded.model,
-        reference=loaded.reference,
-        args=loaded.args,
-        classes=loaded.classes,
-        image=loaded.image,
-        extra={"domain": report["domain"], "class_names": list(class_names or ())},
-    )
-    atomic_write(folder / RUN, write_toml(replace(run, image=loaded.image).tables(*_TABLES)))
-    atomic_write(folder / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    with replacing(folder) as staged:
+        save_model(
+            staged,
+            loaded.model,
+            reference=loaded.reference,
+            args=loaded.args,
+            classes=loaded.classes,
+            image=loaded.image,
+            extra={"domain": report["domain"], "class_names": list(class_names or ())},
+        )
+        atomic_write(staged / RUN, write_toml(replace(run, image=loaded.image).tables(*_TABLES)))
+        atomic_write(staged / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
 
 
 def _classes(domain: IndexedDomain) -> int:

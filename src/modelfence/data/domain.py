@@ -76,9 +76,7 @@ class Domain(Protocol):
         """
         ...
 
-    def once(
-        self, batch_size: int, *, limit: int | None = None, device: torch.device | str = "cpu"
-    ) -> Iterator[Batch]:
+    def once(self, batch_size: int, *, limit: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Hand out each image once, in order; the last batch may be smaller.
 
         Args:
@@ -188,9 +186,7 @@ class IndexedDomain:
                 yield order[step * joint : (step + 1) * joint]
             first = 0
 
-    def once(
-        self, batch_size: int, *, limit: int | None = None, device: torch.device | str = "cpu"
-    ) -> Iterator[Batch]:
+    def once(self, batch_size: int, *, limit: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Hand out each image once, in order: see :meth:`Domain.once`.
 
         With a ``limit`` below the size, the images are spread evenly over the domain, because files are often
@@ -270,9 +266,7 @@ class IndexedDomain:
         return self.subset(rest), self.subset(held_out)
 
 
-def to_device(
-    images: Tensor, labels: Tensor | None, spec: ImageSpec | None, device: torch.device, name: str
-) -> Batch:
+def to_device(images: Tensor, labels: Tensor | None, spec: ImageSpec | None, device: torch.device, name: str) -> Batch:
     """Move images to a device and make them what the model eats.
 
     Args:
@@ -339,9 +333,7 @@ def check_labels(labels: Tensor, name: str, *, count: int | None = None, size: i
         raise InputError(f"domain {name!r}: label {label} of image {row} is {problem}")
 
 
-def check_batching(
-    batch_size: int, *, start: int = 0, rank: int = 0, world: int = 1, limit: int | None = None
-) -> None:
+def check_batching(batch_size: int, *, start: int = 0, rank: int = 0, world: int = 1, limit: int | None = None) -> None:
     """Refuse numbers that no batch can be made of.
 
     Args:
@@ -376,8 +368,7 @@ def too_small(name: str, size: int, joint: int) -> InputError:
         The error, to be raised.
     """
     return InputError(
-        f"domain {name!r} has {size} images, fewer than one batch of {joint}; "
-        "use a smaller batch_size or more images"
+        f"domain {name!r} has {size} images, fewer than one batch of {joint}; use a smaller batch_size or more images"
     )
 
 

@@ -89,9 +89,7 @@ def _handwritten(first: int, last: int) -> tuple[Pixels, npt.NDArray[np.int64]]:
     digits = load_digits()
     chosen = permutation(len(digits.target), _SEED)[first:last].numpy()
     grey = (digits.images[chosen] * (255 / 16)).round().astype(np.uint8)
-    large = [
-        np.asarray(Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for image in grey
-    ]
+    large = [np.asarray(Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for image in grey]
     return np.stack(large), digits.target[chosen].astype(np.int64)
 
 
@@ -111,9 +109,7 @@ def _photo_digits() -> tuple[Pixels, Tensor, int]:
     photos = [np.asarray(photo) for photo in load_sample_images().images]
     rng = np.random.default_rng(_SEED)
     images = [
-        _blended(digit, photos, rng, left=number < tests)
-        for number, digit in enumerate(digits)
-        for _ in range(_CROPS)
+        _blended(digit, photos, rng, left=number < tests) for number, digit in enumerate(digits) for _ in range(_CROPS)
     ]
     return np.stack(images), torch.from_numpy(labels.repeat(_CROPS)), tests * _CROPS
 

@@ -90,8 +90,7 @@ def _as_is(array: npt.NDArray[Any], spec: ImageSpec, where: str) -> Pixels | Non
     """Return an array that already has the spec's shape, or None where PIL has to convert it."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise InputError(
-            f"{where}: {array.dtype} array of shape {array.shape}; "
-            "uint8 pixels (H, W) or (H, W, channels) are needed"
+            f"{where}: {array.dtype} array of shape {array.shape}; uint8 pixels (H, W) or (H, W, channels) are needed"
         )
     array = array[..., None] if array.ndim == 2 else array
     if array.shape == (spec.height, spec.width, spec.channels):

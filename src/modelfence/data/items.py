@@ -73,9 +73,7 @@ def from_iterable_dataset(dataset: Any, request: Request) -> Domain:
     first = None if isinstance(dataset, Iterator) else next(iter(dataset), None)
     images = None if first is None else _pair(first, request.name)[0]
     if first is None or (isinstance(images, Tensor) and images.ndim == 4):
-        return StreamDomain(
-            dataset, request.name, spec=request.image, count=request.classes, size=request.size
-        )
+        return StreamDomain(dataset, request.name, spec=request.image, count=request.classes, size=request.size)
     return stream_of_items(Pairs(dataset, lambda item: _pair(item, request.name)), request)
 
 

@@ -92,9 +92,7 @@ def _from_hub(entry: catalog.CatalogEntry, split: str, request: Request) -> Reco
         rest, test = holdout(len(dataset), entry.held_out, _SPLIT_SEED)
         dataset = dataset.select((test if request.split == "test" else rest).tolist())
     image_column, label_column = entry.columns
-    records = table_records(
-        dataset, f"hub {entry.hub}", image_column=image_column, label_column=label_column
-    )
+    records = table_records(dataset, f"hub {entry.hub}", image_column=image_column, label_column=label_column)
     labels, classes = records.labels, records.classes
     if entry.label_map and labels is not None:
         check_labels(labels, entry.name, count=len(entry.label_map))

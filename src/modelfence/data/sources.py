@@ -93,9 +93,7 @@ def _from_torch(thing: Any, request: Request) -> Domain:
     if isinstance(thing, Dataset):
         return from_dataset(thing, request)
     if isinstance(thing, Iterable) and not isinstance(thing, Mapping | Tensor):
-        return StreamDomain(
-            thing, request.name, spec=request.image, count=request.classes, size=request.size
-        )
+        return StreamDomain(thing, request.name, spec=request.image, count=request.classes, size=request.size)
     if hasattr(thing, "__getitem__") and hasattr(thing, "__len__") and not isinstance(thing, Mapping | Tensor):
         return from_dataset(thing, request)
     raise InputError(

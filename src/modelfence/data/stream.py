@@ -137,9 +137,7 @@ class StreamDomain:
                 )
             skip = max(skip - done, 0)
 
-    def once(
-        self, batch_size: int, *, limit: int | None = None, device: torch.device | str = "cpu"
-    ) -> Iterator[Batch]:
+    def once(self, batch_size: int, *, limit: int | None = None, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Hand out one pass in the source's order: see :meth:`modelfence.data.domain.Domain.once`.
 
         With a ``limit`` below the size, the images are spread evenly over the pass, because sources are often sorted

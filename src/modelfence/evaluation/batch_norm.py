@@ -40,7 +40,7 @@ def refreshed(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 
     Source: Li et al., "Revisiting batch normalization for practical domain adaptation", 2016.
     """
-    twin = _copied(unwrap(model))
+    twin = copied(unwrap(model))
     twin.eval()
     norms = batch_norms(twin)
     if not norms:
@@ -63,11 +63,17 @@ def refreshed(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     return twin.eval()
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module) -> nn.Module:
+    """Return a deep copy.
+
+    Raises:
+        InputError: The model can't be copied.
+    """
     try:
         return copy.deepcopy(model)
-    except RuntimeError as error:
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"the model ({type(model).__name__}) can't be copied ({str(error).splitlines()[0]}); "
+            f"the model ({type(model).__name__}) can't be copied ({reason}); "
             "make pruning or parametrization permanent first"
         ) from error

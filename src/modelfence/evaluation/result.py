@@ -4,11 +4,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from modelfence.errors import InputError
 from modelfence.evaluation import metrics
-from modelfence.evaluation.scores import DomainScore, ModelScore
+from modelfence.evaluation.scores import DomainScore, ModelScore, Role
 from modelfence.evaluation.text import as_text
 
 
@@ -110,17 +111,22 @@ class Evaluation:
         } | {key: _json_number(getattr(self, key)) for key in _SUMMARY}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Evaluation":
+    def from_dict(cls, data: Mapping[str, Any], *, where: str = "evaluation record") -> "Evaluation":
         """Rebuild an evaluation from :meth:`to_dict`; derived numbers are computed anew.
 
+        Args:
+            data: The dictionary.
+            where: What errors call it, such as the file it was read from.
+
         Raises:
-            InputError: A field is missing or has the wrong kind.
+            InputError: A field is missing or has the wrong kind; the text names it.
         """
-        try:
-            scores = tuple(_score_from(record) for record in data["scores"])
-            return cls(scores=scores, classes=int(data["classes"]), refresh_images=data["refresh_images"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"evaluation record: {error!r}; use the dictionary that to_dict() wrote") from error
+        facts = _fields(cls, data, where)
+        records = data.get("scores")
+        if not isinstance(records, list) or not records or facts["classes"] < 1:
+            raise _wrong(f"{where}.scores", "a list of at least one domain, and classes above 0", records)
+        scores = tuple(_score_from(record, f"{where}.scores[{row}]") for row, record in enumerate(records))
+        return cls(scores=scores, **facts)
 
     def __str__(self) -> str:
         return as_text(self)
@@ -138,23 +144,49 @@ def _score_record(score: DomainScore) -> dict[str, Any]:
     return {"name": score.name, "role": score.role} | record | {"flags": list(score.flags)}
 
 
-def _score_from(record: Mapping[str, Any]) -> DomainScore:
-    before = record["before"]
-    names = [field.name for field in dataclasses.fields(DomainScore)]
-    own = {name: _python_number(name, record[name]) for name in names}
+def _score_from(record: Any, where: str) -> DomainScore:
+    own = _fields(DomainScore, record, where)
+    before = record.get("before")
+    if own["role"] not in ("authorized", "unauthorized") or own["images"] < 1 or not 0 < own["chance"] <= 1:
+        raise _wrong(where, "a role, images and a chance", [own[key] for key in ("role", "images", "chance")])
     if before is not None:
-        own["before"] = ModelScore(**{key: _python_number(key, value) for key, value in before.items()})
-    if own["role"] not in ("authorized", "unauthorized"):
-        raise ValueError(f"role {own['role']!r} of {own['name']!r}")
+        own["before"] = ModelScore(**_fields(ModelScore, before, f"{where}.before"))
     return DomainScore(**own)
+
+
+_KINDS: Mapping[object, tuple[str, tuple[type, ...]]] = {
+    str: ("text", (str,)),
+    int: ("a whole number", (int,)),
+    int | None: ("a whole number or null", (int, NoneType)),
+    float: ("a number or null", (int, float, NoneType)),
+    float | None: ("a number or null", (int, float, NoneType)),
+    Role: ("text", (str,)),
+}
+
+
+def _fields(kind: type, record: Any, where: str) -> dict[str, Any]:
+    """Check the plain fields of a dataclass in a JSON record; null stands for NaN where a number is needed."""
+    if not isinstance(record, Mapping):
+        raise _wrong(where, "a table", record)
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.type not in _KINDS:  # scores, before
+            continue
+        text, types = _KINDS[field.type]
+        value = record.get(field.name, ...)
+        if not isinstance(value, types) or isinstance(value, bool) or (isinstance(value, int) and abs(value) > 2**53):
+            raise _wrong(f"{where}.{field.name}", text, value)
+        found[field.name] = math.nan if value is None and field.type is float else value
+    return found
+
+
+def _wrong(where: str, wanted: str, value: object) -> InputError:
+    given = "nothing" if value is ... else f"{value!r:.40}"
+    return InputError(f"{where}: must be {wanted} (got {given}); use what to_dict() wrote")
 
 
 def _json_number(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _python_number(key: str, value: Any) -> Any:
-    return math.nan if value is None and key not in ("refreshed_accuracy", "before") else value
 
 
 def _relative_drop(scores: tuple[DomainScore, ...]) -> float:

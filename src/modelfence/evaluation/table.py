@@ -1,7 +1,6 @@
 """Evaluate a model, and the model it was made from, on named domains."""
 
 import contextlib
-import copy
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +11,7 @@ from modelfence.data.domain import Domain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.sources import as_domain
 from modelfence.errors import InputError, nearest
+from modelfence.evaluation.batch_norm import copied
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.runner import Precision, Runner, checked_labels, untouched
 from modelfence.evaluation.scores import DomainScore, ModelScore, Role
@@ -42,7 +42,7 @@ def evaluate(
 
     Args:
         model: The classifier under test, masked or not; its flags, weights and buffers come back as they
-            were.
+            were. Of one in half or double precision a copy in float32 is run.
         domains: Name to labelled domain: anything :func:`modelfence.data.sources.as_domain` takes. The test
             split of a catalog name is used.
         before: The model it was made from; without it there are no drops.
@@ -74,9 +74,10 @@ def evaluate(
         >>> table.scores[0].accuracy
         1.0
     """
+    _check_kinds(model, before, domains, refresh_on)
     roles = _roles(list(domains), authorized)
     _check_names(refresh_on or {}, list(domains), "refresh_on")
-    _check_options(precision, refresh_images)
+    _check_options(precision, batch_size=batch_size, refresh_images=refresh_images, limit=limit)
     found = {name: as_domain(thing, name=name, image=image, split="test") for name, thing in domains.items()}
     others = {name: as_domain(thing, name=name, image=image) for name, thing in (refresh_on or {}).items()}
     target = torch.device(device) if device is not None else _device_of(model)
@@ -99,6 +100,8 @@ def _roles(names: list[str], authorized: str | Sequence[str] | None) -> dict[str
         raise InputError("domains is empty; give at least one name and domain")
     if authorized is None:
         authorized = names[:1]
+    if not isinstance(authorized, Sequence):
+        raise InputError(f"authorized= is {type(authorized).__name__}; a name or a list of names is needed")
     chosen = [authorized] if isinstance(authorized, str) else list(authorized)
     _check_names(chosen, names, "authorized")
     return {name: "authorized" if name in chosen else "unauthorized" for name in names}
@@ -110,11 +113,24 @@ def _check_names(given: Mapping[str, object] | Sequence[str], known: list[str], 
             raise InputError(f"{argument}: {name!r} isn't among the domains given.{nearest(name, known)}")
 
 
-def _check_options(precision: str, refresh_images: int) -> None:
+def _check_kinds(model: object, before: object, domains: object, refresh_on: object) -> None:
+    for name, network in (("model", model), ("before", before)):
+        if not isinstance(network, nn.Module) and (name == "model" or network is not None):
+            raise InputError(f"{name}= is {type(network).__name__}; a torch.nn.Module is needed")
+    for name, given in (("domains", domains), ("refresh_on", refresh_on or {})):
+        if not isinstance(given, Mapping):
+            raise InputError(f"{name}= is {type(given).__name__}; a dictionary of domains by name is needed")
+
+
+def _check_options(precision: object, **counts: object) -> None:
     if precision not in ("fp32", "bf16"):
         raise InputError(f"precision is {precision!r}; 'fp32' or 'bf16' is needed")
-    if refresh_images < 2:
-        raise InputError(f"refresh_images is {refresh_images}; at least 2 are needed")
+    for name, count in counts.items():
+        least = 2 if name == "refresh_images" else 1
+        if name == "limit" and count is None:
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < least:
+            raise InputError(f"{name} is {count!r:.40}; a whole number of at least {least} is needed")
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -123,9 +139,12 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def _on(network: nn.Module, device: torch.device) -> nn.Module:
+    """Return the network on a device in float32: itself where it is so already, else a copy."""
     here = _device_of(network)
     same = here.type == device.type and (device.index is None or here.index == device.index)
-    return network if same else copy.deepcopy(network).to(device)
+    if same and all(value.dtype == torch.float32 for value in network.parameters() if value.is_floating_point()):
+        return network
+    return copied(network).to(device).float()
 
 
 def _preflight(networks: list[nn.Module], domains: Mapping[str, Domain], run: Runner) -> int:

@@ -15,8 +15,12 @@ class BatchNormDistance(TorchFunctionMode):
     look like those to the network (DeepInversion, CVPR 2020, uses the sum of norms; here the distances are relative
     to the spread, so that layers and networks count alike). No flag and no buffer is touched.
 
+    Args:
+        each: Compare every image by itself, by the mean of every channel over its pixels, instead of the batch by
+            mean and deviation.
+
     Attributes:
-        layers: One distance a layer that was run, each a scalar that is differentiable in the images.
+        layers: One distance a layer that was run, differentiable in the images: a scalar, or (N,) with ``each``.
 
     Example:
         >>> norm = torch.nn.BatchNorm1d(1).eval()
@@ -26,8 +30,9 @@ class BatchNormDistance(TorchFunctionMode):
         4.0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, each: bool = False) -> None:
         super().__init__()
+        self.each = each
         self.layers: list[Tensor] = []
 
     def __torch_function__(
@@ -43,17 +48,21 @@ class BatchNormDistance(TorchFunctionMode):
     ) -> None:
         if running_mean is None or running_var is None:
             return
-        self.layers.append(relative_distance(*channel_moments(input), running_mean, running_var.sqrt()))
+        if self.each:
+            means = input.float().flatten(2).mean(2) if input.ndim > 2 else input.float()
+            self.layers.append((means - running_mean).square().mean(1) / (running_var.mean() + 1e-12))
+        else:
+            self.layers.append(relative_distance(*channel_moments(input), running_mean, running_var.sqrt()))
 
     def total(self) -> Tensor:
-        """Return the mean over the layers, a scalar of at least 0.
+        """Return the mean over the layers, at least 0: a scalar, or (N,) with ``each``.
 
         Raises:
             ValueError: No layer with running statistics was run.
         """
         if not self.layers:
             raise ValueError("no BatchNorm layer with running statistics was run")
-        return torch.stack(self.layers).mean()
+        return torch.stack(self.layers).mean(0)
 
 
 def channel_moments(values: Tensor) -> tuple[Tensor, Tensor]:

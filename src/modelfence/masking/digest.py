@@ -26,9 +26,7 @@ def digest_of(model: nn.Module) -> str:
         >>> digest_of(layer) == before
         False
     """
-    return digest_of_tensors(
-        {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    )
+    return digest_of_tensors({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:

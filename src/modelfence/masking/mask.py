@@ -125,9 +125,7 @@ class Mask:
 
     def sparsity(self) -> list[LayerSparsity]:
         """Return kept and total weights by parameter, in order of name."""
-        return [
-            LayerSparsity(name, int(kept.sum()), kept.numel()) for name, kept in sorted(self.kept.items())
-        ]
+        return [LayerSparsity(name, int(kept.sum()), kept.numel()) for name, kept in sorted(self.kept.items())]
 
     def cut_share(self) -> float:
         """Return the share of the masked weights that are cut, in 0..1."""

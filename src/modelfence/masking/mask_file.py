@@ -42,8 +42,7 @@ def save_mask(mask: "Mask", folder: Path) -> Path:
         "base_digest": mask.base_digest,
         "folded_digest": mask.folded_digest,
         "parameters": [
-            {"name": name, "shape": list(mask.kept[name].shape), "kept": int(mask.kept[name].sum())}
-            for name in names
+            {"name": name, "shape": list(mask.kept[name].shape), "kept": int(mask.kept[name].sum())} for name in names
         ],
         "aliases": dict(mask.aliases),
         "metadata": _plain(mask.metadata),

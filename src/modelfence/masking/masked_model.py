@@ -64,8 +64,7 @@ class MaskedModel(nn.Module):
         self.names = tuple(selected)
         self._places = places(self.base)
         self.scores = nn.ParameterList(
-            nn.Parameter(torch.full_like(weight, score_init, dtype=torch.float32))
-            for weight in selected.values()
+            nn.Parameter(torch.full_like(weight, score_init, dtype=torch.float32)) for weight in selected.values()
         )
 
     def forward(self, images: Tensor, batch_mode: Sequence[Tensor] | None = None) -> Tensor | list[Tensor]:

@@ -46,9 +46,7 @@ class _Shaped(Protocol):
         """Channels, height, width."""
 
 
-def preflight(
-    model: nn.Module, *, image: _Shaped | None = None, sample: Tensor | None = None
-) -> list[Finding]:
+def preflight(model: nn.Module, *, image: _Shaped | None = None, sample: Tensor | None = None) -> list[Finding]:
     """List what speaks against masking a network, and what will not be masked.
 
     Args:

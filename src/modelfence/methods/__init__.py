@@ -1,5 +1,5 @@
 """One file per method: a frozen config and a function. Importing the package registers them."""
 
-from modelfence.methods import samap
+from modelfence.methods import dfmap, samap, sfmap
 
-__all__ = ["samap"]
+__all__ = ["dfmap", "samap", "sfmap"]

@@ -5,7 +5,7 @@ import copy
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from modelfence.data.domain import Domain, IndexedDomain
+from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError, Interrupted, NonFiniteError
 from modelfence.masking.digest import digest_of, digest_of_tensors
 from modelfence.masking.masked_model import MaskedModel
@@ -33,6 +34,21 @@ class Monitor(Protocol):
         ...
 
 
+class Companion(Protocol):
+    """What changes from step to step beside the scores, such as generators; it is saved and restored with them.
+
+    It must be the same on all processes: the first one saves, all restore.
+    """
+
+    def state(self) -> dict[str, Tensor]:
+        """Return by name all that the next step depends on; no copies are needed."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what :meth:`state` returned; the tensors lie on the CPU."""
+        ...
+
+
 @dataclass(frozen=True)
 class Session:
     """What a method is given to work with.
@@ -45,6 +61,10 @@ class Session:
         state_file: Where the run's state is kept; None keeps none.
         resume: Go on from the state file if it is there.
         progress: Told every row of the history as it is made.
+        image: What the model eats, where it is known; synthesis needs it.
+        cache: Folder where synthetic images are kept for other runs with the same model; None keeps those of this
+            run beside its state.
+        announce: Told in words how the work before the learning goes.
     """
 
     fabric: Fabric
@@ -54,6 +74,9 @@ class Session:
     state_file: Path | None = None
     resume: bool = False
     progress: Callable[[Row], None] | None = None
+    image: ImageSpec | None = None
+    cache: Path | None = None
+    announce: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +99,8 @@ def learn_scores(
     *,
     batches: Callable[[int], Iterator[Step]],
     loss: Callable[[nn.Module, MaskedModel, Step], dict[str, Tensor]],
+    monitor: Monitor | None = None,
+    companion: Companion | None = None,
 ) -> Learned:
     """Learn the scores of a mask by Adam.
 
@@ -86,12 +111,14 @@ def learn_scores(
         batches: Returns an iterator over batches that begins at a given step; batch t depends on t alone.
         loss: Takes the student (call it), its masked model (for the teacher) and a batch; returns named terms, each
             a scalar. Their sum is minimized.
+        monitor: What the method itself measures, beside the session's; where both give a number, this one's counts.
+        companion: What ``loss`` changes beside the scores; a resumed run needs it to end as an uninterrupted one.
 
     Raises:
         NonFiniteError: A term became NaN or infinite; the text names it and the step.
         Interrupted: The run was stopped; its state was saved.
     """
-    run = _Run(model, config, session)
+    run = _Run(model, config, session, [one for one in (session.monitor, monitor) if one is not None], companion)
     run.restore()
     stream = batches(run.step)
     with _interruptible() as stopped:
@@ -110,8 +137,16 @@ def learn_scores(
 class _Run:
     """Everything that changes while scores are learned."""
 
-    def __init__(self, model: nn.Module, config: MaskConfig, session: Session) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: MaskConfig,
+        session: Session,
+        monitors: Sequence[Monitor] = (),
+        companion: Companion | None = None,
+    ) -> None:
         self.config, self.session, self.fabric = config, session, session.fabric
+        self.monitors, self.companion = monitors, companion
         reduced = _computes_in_bfloat16(self.fabric)
         self.masked = MaskedModel(
             _in_float32(model),
@@ -173,9 +208,9 @@ class _Run:
         now = time.monotonic()
         self._spent, self._clock = self._spent + now - self._clock, now
         row: Row = {"step": self.step, "loss": sum(means.values()), **means, "kept": self.masked.kept_share()}
-        if self.session.monitor is not None:
-            with torch.no_grad():
-                row |= self.session.monitor(self.student)
+        with torch.no_grad():
+            for monitor in self.monitors:
+                row |= monitor(self.student)
         row["seconds"] = round(self._spent, 3)
         self.history.append(row)
         self._forget()
@@ -184,23 +219,25 @@ class _Run:
             self.session.progress(row)
 
     def require_finite(self) -> None:
-        """Refuse to go on, or to save, once a term or a score is NaN or infinite.
+        """Refuse to go on, or to save, once a term, a score or the companion is NaN or infinite.
 
         Raises:
-            NonFiniteError: Names the step and the term, or the weight whose score broke.
+            NonFiniteError: Names the step and the term, the weight whose score broke, or the companion's tensor.
         """
         remedy = "lower learning_rate, or use precision fp32"
         if int(self.bad_step) >= 0:
             terms = [name for name, value in self.sums.items() if not bool(value.isfinite())]
             named = terms[0] if terms else "sum"
-            raise NonFiniteError(
-                f"step {int(self.bad_step)}: loss term {named!r} became NaN or infinite; {remedy}"
-            )
+            raise NonFiniteError(f"step {int(self.bad_step)}: loss term {named!r} became NaN or infinite; {remedy}")
         for name, score in zip(self.masked.names, self.masked.scores, strict=True):
             if not bool(score.isfinite().all()):
-                raise NonFiniteError(
-                    f"step {self.step}: the gradient of {name!r} became NaN or infinite; {remedy}"
-                )
+                raise NonFiniteError(f"step {self.step}: the gradient of {name!r} became NaN or infinite; {remedy}")
+        for name, value in self._companion_state().items():
+            if not bool(value.isfinite().all()):
+                raise NonFiniteError(f"step {self.step}: {name!r} became NaN or infinite; lower its learning rate")
+
+    def _companion_state(self) -> dict[str, Tensor]:
+        return {} if self.companion is None else self.companion.state()
 
     def _keep_best(self, row: Row) -> None:
         if self.config.patience is None:
@@ -230,6 +267,7 @@ class _Run:
             return
         tensors = {f"best/{name}": kept for name, kept in self.best.items()}
         tensors |= {f"sum/{name}": value for name, value in self.sums.items()}
+        tensors |= {f"companion/{name}": value for name, value in self._companion_state().items()}
         for index, score in enumerate(self.masked.scores):
             moments = self.optimizer.state[score]  # empty for a weight that the logits don't depend on
             tensors[f"score/{index}"] = score
@@ -263,12 +301,17 @@ class _Run:
         self.step, self.history, self.summed = facts["step"], facts["history"], facts["summed"]
         self.best_gap, self.waited = facts["best"]
         self._spent, self._clock = facts["spent"], time.monotonic()
+        companion = {}
         for name, value in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "best":
                 self.best[rest] = value
             elif kind == "sum":
                 self.sums[rest] = value.to(self.fabric.device)
+            elif kind == "companion":
+                companion[rest] = value
+        if self.companion is not None:
+            self.companion.load(companion)
 
 
 def _computes_in_bfloat16(fabric: Fabric) -> bool:

@@ -16,26 +16,40 @@ from modelfence.methods.loop import Learned, Session
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method."""
+    """A registered method.
+
+    Attributes:
+        config: Its configuration class.
+        needs: Which of "authorized" and "unauthorized" must be given.
+        takes: Which may be given beside.
+        labels: Whether it reads labels; one that doesn't never gets to see any.
+        learn: The function.
+    """
 
     config: type
     needs: tuple[str, ...]
+    takes: tuple[str, ...]
+    labels: bool
     learn: Callable[[nn.Module, Any, Session], Learned]
 
 
 METHODS: dict[type, Method] = {}
 
 
-def learner(config: type, *, needs: tuple[str, ...]) -> Callable[[Any], Any]:
-    """Register a learning function under its configuration class.
+def learner(
+    config: type, *, needs: tuple[str, ...], takes: tuple[str, ...] = (), labels: bool = True
+) -> Callable[[Any], Any]:
+    """Register a learning function under its configuration class; the arguments are those of :class:`Method`.
 
     Args:
         config: The frozen configuration class.
         needs: Which of "authorized" and "unauthorized" must be given.
+        takes: Which may be given beside.
+        labels: Whether it reads labels.
     """
 
     def register(function: Callable[[nn.Module, Any, Session], Learned]) -> Any:
-        METHODS[config] = Method(config, needs, function)
+        METHODS[config] = Method(config, needs, takes, labels, function)
         return function
 
     return register
@@ -52,16 +66,13 @@ def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method
         The method, and its configuration.
 
     Raises:
-        InputError: The object isn't a configuration, no method works with the data given, or an argument that
-            the method needs is missing; the text names it.
+        InputError: The object isn't a configuration, or an argument is missing or too many; the text names it.
     """
     if config is None:
         present = {name for name, there in given.items() if there}
-        for method in METHODS.values():
-            if set(method.needs) == present:
-                return method, method.config()
-        known = "; ".join(f"{m.config.__name__} needs {' and '.join(m.needs)}" for m in METHODS.values())
-        raise InputError(f"no method for this data yet: {' and '.join(sorted(present)) or 'nothing'} given ({known})")
+        fits = (one for one in METHODS.values() if set(one.needs) <= present <= {*one.needs, *one.takes})
+        method = next(fits)  # every choice of domains is a setting of some method
+        return method, method.config()
     found = METHODS.get(type(config))
     if found is None:
         known = ", ".join(sorted(kind.__name__ for kind in METHODS))
@@ -69,4 +80,10 @@ def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method
     for name in found.needs:
         if not given[name]:
             raise InputError(f"{type(config).__name__} needs {name}=: pass the {name} domain, or choose another method")
+    for name, there in given.items():
+        if there and name not in (*found.needs, *found.takes):
+            raise InputError(
+                f"{type(config).__name__} works without {name}=: leave it out (watch= measures a domain without using "
+                "it), or choose another method"
+            )
     return found, config

@@ -8,14 +8,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from modelfence.data.domain import labels_of
-from modelfence.errors import InputError
 from modelfence.losses.classification import cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import STRICT, MaskConfig
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
-from modelfence.methods.terms import Part, terms_of, unlearning
+from modelfence.methods.terms import Part, shares, terms_of, unlearning
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -53,9 +52,6 @@ class SAMap(MaskConfig):
     source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
 
 
-_FEWEST = 2  # images of a domain a step: one alone has no batch statistics
-
-
 class _Step(NamedTuple):
     groups: list[Tensor]  # images: authorized, then of each unauthorized domain
     labels: list[Tensor]
@@ -75,12 +71,7 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
         NonFiniteError: A loss term became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
-    smallest = min(_shares(config, len(session.unauthorized)))
-    if smallest < _FEWEST:
-        raise InputError(
-            f"batch_size {config.batch_size} leaves {smallest} image(s) a step for each of {len(session.unauthorized)} "
-            f"unauthorized domains; at least {_FEWEST} are needed: raise batch_size, or use masks='one_each'"
-        )
+    sizes = [config.batch_size // 2, *shares(config.batch_size // 2, len(session.unauthorized))]
     both = config.batch_statistics
     if both is None:
         both = has_batch_norm(model)
@@ -88,10 +79,10 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
     def loss(student: nn.Module, masked: MaskedModel, step: _Step) -> dict[str, Tensor]:
         return _terms(student, masked, step, config, session, both=both)
 
-    return learn_scores(model, config, session, batches=lambda start: _steps(config, session, start), loss=loss)
+    return learn_scores(model, config, session, batches=lambda start: _steps(config, session, sizes, start), loss=loss)
 
 
-def _steps(config: SAMap, session: Session, start: int) -> Iterator[_Step]:
+def _steps(config: SAMap, session: Session, sizes: list[int], start: int) -> Iterator[_Step]:
     """Hand out half a batch of authorized images and an equal share of the other half from each unauthorized domain."""
     fabric = session.fabric
     domains = [session.authorized, *session.unauthorized.values()]
@@ -104,7 +95,7 @@ def _steps(config: SAMap, session: Session, start: int) -> Iterator[_Step]:
             world=fabric.world_size,
             device=fabric.device,
         )
-        for index, (size, domain) in enumerate(zip(_shares(config, len(session.unauthorized)), domains, strict=True))
+        for index, (size, domain) in enumerate(zip(sizes, domains, strict=True))
         if domain is not None
     ]
     names = [domain.name for domain in domains if domain is not None]
@@ -112,12 +103,6 @@ def _steps(config: SAMap, session: Session, start: int) -> Iterator[_Step]:
         batches = [next(stream) for stream in streams]
         labels = [labels_of(batch, name) for batch, name in zip(batches, names, strict=True)]
         yield _Step([batch.images for batch in batches], labels)
-
-
-def _shares(config: SAMap, targets: int) -> list[int]:
-    """Images a step of the authorized domain, then of each unauthorized one."""
-    half = config.batch_size // 2
-    return [half, *(half // targets + (index < half % targets) for index in range(targets))]
 
 
 def _terms(

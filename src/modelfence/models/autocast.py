@@ -59,9 +59,7 @@ def resolve_precision(precision: str, device: torch.device | str = "cpu") -> Res
     raise InputError(f"precision {precision!r} isn't known; use 'auto', 'bf16' or 'fp32'")
 
 
-def autocast(
-    device: torch.device | str, precision: str = "auto"
-) -> contextlib.AbstractContextManager[object]:
+def autocast(device: torch.device | str, precision: str = "auto") -> contextlib.AbstractContextManager[object]:
     """Return a context in which matrix products and convolutions run in the given precision.
 
     Weights, their gradients and everything outside the context stay as they are.

@@ -15,10 +15,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import ArtifactError, InputError, nearest
-from modelfence.files import atomic_write, sha256
+from modelfence.files import atomic_write, parse_json, sha256, usable_path
 from modelfence.models.weights import (
     fill,
     parse_safetensors,
@@ -27,7 +28,7 @@ from modelfence.models.weights import (
     without_ties,
     without_wrappers,
 )
-from modelfence.models.zoo import check_model, create_model
+from modelfence.models.zoo import check_model, create_model, require_known
 
 WEIGHTS_FILE = "model.safetensors"
 RECORD_FILE = "model.json"
@@ -163,7 +164,8 @@ def load_model(
         >>> load_model("torch.nn:Flatten", classes=256, image=spec).reference
         'torch.nn:Flatten'
     """
-    reference = str(reference)
+    reference = str(usable_path(reference))
+    weights = None if weights is None else usable_path(weights)
     folder = _saved_folder(reference, weights)
     record = _read_record(folder) if folder else None
     if record and folder and weights is None:
@@ -172,22 +174,26 @@ def load_model(
         classes = _agreed("classes", classes, record.classes, folder)
         image = _agreed("image", image, record.image, folder)
         args = record.args if args is None else args
+    is_factory = bool(_FACTORY.fullmatch(reference))
+    if not is_factory:
+        _require_network(reference)
     if classes is None or image is None:
         what = "classes" if classes is None else "image"
         raise InputError(f"model {reference!r}: {what}= is missing; only a saved folder knows it")
     args = dict(args or {})
-    is_factory = bool(_FACTORY.fullmatch(reference))
     if weights is None and record is None and not is_factory and not args.get("pretrained"):
         raise InputError(f"model {reference!r} names an architecture without trained weights; give weights=")
     if weights is not None or record:
         args.pop("pretrained", None)
     model = _from_factory(reference, args) if is_factory else create_model(reference, classes, image, **args)
+    _refuse_empty(model, reference)
     if record and folder:
         fill(model, _read_saved(folder, record), str(folder / WEIGHTS_FILE), keep_dtype=True)
     elif weights is not None:
-        fill(model, read_weights(Path(weights)), str(weights))
+        fill(model, read_weights(weights), str(weights))
     else:
-        refuse_non_finite(model.state_dict(), f"model {reference!r}")
+        tensors = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+        refuse_non_finite(tensors, f"model {reference!r}")
     check_model(model, reference, classes=classes, image=image)
     return LoadedModel(model, image, classes, reference, args, dict(record.extra) if record else {})
 
@@ -205,9 +211,7 @@ def _saved_folder(reference: str, weights: str | Path | None) -> Path | None:
         return None
     if Path(reference).is_dir():
         raise ArtifactError(f"{reference}: has no {RECORD_FILE}; name a folder that a model was saved to")
-    raise InputError(
-        f"model {reference!r}: no such folder; give a saved folder, a name or 'package.module:factory'"
-    )
+    raise InputError(f"model {reference!r}: no such folder; give a saved folder, a name or 'package.module:factory'")
 
 
 def _own_reference(record: _Record, folder: Path) -> str:
@@ -228,7 +232,7 @@ def _read_record(folder: Path) -> _Record:
     """Read and check ``model.json``."""
     path = folder / RECORD_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArtifactError(f"{path}: can't be read ({error.strerror}); name a saved folder") from error
     except ValueError as error:
@@ -280,7 +284,7 @@ def _from_factory(reference: str, args: Mapping[str, Any]) -> nn.Module:
     with _current_folder_importable():
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"model {reference!r}: {module_name!r} can't be imported ({reason})") from error
         factory = getattr(module, function_name, None)
@@ -289,12 +293,29 @@ def _from_factory(reference: str, args: Mapping[str, Any]) -> nn.Module:
             raise InputError(f"model {reference!r}: no function {function_name!r} in {module_name!r}.{close}")
         try:
             model = factory(**args)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}"
             raise InputError(f"model {reference!r}: the factory failed ({reason}); check its args") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model {reference!r}: the factory returned {type(model).__name__}, not a Module")
     return model
+
+
+def _require_network(reference: str) -> None:
+    """Refuse a text that is neither a saved folder, which was looked for before, nor the name of a network."""
+    try:
+        require_known(reference)
+    except InputError as error:
+        raise InputError(f"{error}; no folder {reference!r} either") from error
+
+
+def _refuse_empty(model: nn.Module, reference: str) -> None:
+    """Refuse a network that has weights without values."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise InputError(f"model {reference!r}: {name!r} is lazy; run one batch through it in the factory")
+        if value.is_meta:
+            raise InputError(f"model {reference!r}: {name!r} is on the meta device, without values; make it on the CPU")
 
 
 @contextlib.contextmanager

@@ -213,9 +213,7 @@ class _Loop:
     def step(self, number: int, images: Tensor, labels: Tensor) -> Tensor:
         """Take one optimizer step on images (B, C, H, W) and labels (B,); return the loss, detached."""
         config = self.config
-        rate = learning_rate_at(
-            number, self.steps * config.epochs, peak=config.learning_rate, warmup=config.warmup
-        )
+        rate = learning_rate_at(number, self.steps * config.epochs, peak=config.learning_rate, warmup=config.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         images = shifted(images, config.shift, self.generator).contiguous(memory_format=self.layout)
@@ -229,9 +227,7 @@ class _Loop:
         loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss)
-        self.fabric.clip_gradients(
-            self.model, self.optimizer, max_norm=config.gradient_clip, error_if_nonfinite=False
-        )
+        self.fabric.clip_gradients(self.model, self.optimizer, max_norm=config.gradient_clip, error_if_nonfinite=False)
         self.optimizer.step()
         return loss.detach()
 
@@ -320,9 +316,7 @@ def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.learning_rate, fused=True
-    )
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.learning_rate, fused=True)
 
 
 def _default_fabric() -> "Fabric":

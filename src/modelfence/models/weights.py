@@ -131,9 +131,7 @@ def plain_state(state: Mapping[str, Tensor], expected: Collection[str], source: 
         return dict(state)
     plain = without_wrappers(state, source)
     while set(expected).isdisjoint(plain):
-        prefix = next(
-            (start for start in _WRAPPER_STARTS if all(key.startswith(start) for key in plain)), None
-        )
+        prefix = next((start for start in _WRAPPER_STARTS if all(key.startswith(start) for key in plain)), None)
         if prefix is None:
             break
         plain = {key.removeprefix(prefix): value for key, value in plain.items()}

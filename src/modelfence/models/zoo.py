@@ -60,9 +60,7 @@ def create_model(name: str, classes: int, image: ImageSpec, **args: Any) -> nn.M
     else:
         known = list(inspect.signature(build).parameters)[3:]
         for key in sorted(args.keys() - set(known)):
-            raise InputError(
-                f"model {name!r}: unknown argument {key!r}; it takes {', '.join(known) or 'none'}"
-            )
+            raise InputError(f"model {name!r}: unknown argument {key!r}; it takes {', '.join(known) or 'none'}")
         model = build(name, classes, image, **args)
     return check_model(model, name, classes=classes, image=image)
 
@@ -75,6 +73,34 @@ def names() -> list[str]:
         True
     """
     return sorted(_BUILDERS)
+
+
+def is_known(name: str) -> bool:
+    """Say whether :func:`create_model` has a network of that name.
+
+    Args:
+        name: For example ``"vgg11"``.
+
+    Example:
+        >>> is_known("vgg11"), is_known("vit_tiny_patch16_224"), is_known("nothing")
+        (True, True, False)
+    """
+    import timm
+
+    return name in _BUILDERS or (":" not in name and timm.is_model(name))
+
+
+def require_known(name: str) -> None:
+    """Refuse a name that neither the zoo nor timm has.
+
+    Raises:
+        InputError: There is no such network; the text names the nearest.
+    """
+    import timm
+
+    if name not in _BUILDERS and (":" in name or not timm.is_model(name)):
+        close = nearest(name, [*names(), *timm.list_models()])
+        raise InputError(f"model {name!r} isn't in the zoo or timm.{close} See modelfence.models.zoo.names()")
 
 
 def check_model(model: nn.Module, name: str, *, classes: int, image: ImageSpec) -> nn.Module:
@@ -98,21 +124,17 @@ def check_model(model: nn.Module, name: str, *, classes: int, image: ImageSpec) 
     try:
         with torch.no_grad():
             output = model(black)
-    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         shape = "x".join(str(side) for side in image.shape)
-        raise InputError(
-            f"model {name!r} can't take {shape} images ({reason}); change image= or the model"
-        ) from error
+        raise InputError(f"model {name!r} can't take {shape} images ({reason}); change image= or the model") from error
     found = logits_of(output).shape[1]
     if found != classes:
         raise InputError(f"model {name!r} gives {found} logits, not {classes}; set classes= to its number")
     return model
 
 
-def _vgg(
-    name: str, classes: int, image: ImageSpec, *, dropout: float = 0.5, pretrained: bool = False
-) -> nn.Module:
+def _vgg(name: str, classes: int, image: ImageSpec, *, dropout: float = 0.5, pretrained: bool = False) -> nn.Module:
     """Build the VGG of the paper (MAP, CVPR 2024): convolutions as in torchvision, then a 256-256-K head."""
     if min(image.height, image.width) < 32:
         raise InputError(f"model {name!r}: image is {image.height}x{image.width}; VGG needs at least 32x32")
@@ -205,9 +227,7 @@ def _timm_model(name: str, classes: int, image: ImageSpec, args: dict[str, Any])
     """Build a timm architecture; constructors that know ``img_size`` are told the image's."""
     import timm
 
-    if ":" in name or not timm.is_model(name):
-        close = nearest(name, [*names(), *timm.list_models()])
-        raise InputError(f"model {name!r} isn't in the zoo or timm.{close} See modelfence.models.zoo.names()")
+    require_known(name)
     wanted = {"num_classes": classes, "in_chans": image.channels, **args}
     sizes = [{}] if "img_size" in args else [{"img_size": (image.height, image.width)}, {}]
     for size in sizes:

@@ -4,6 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from modelfence.data.image_spec import ImageSpec
+from modelfence.synthesis.fitting import Announce, Terms, fit, in_parts
+from modelfence.synthesis.generation import objective
+from modelfence.synthesis.judge import Judge
+
+_BALANCE = 2.0
 
 
 class Translator(nn.Module):
@@ -47,3 +52,51 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, 3, padding=1, padding_mode="reflect"), nn.GroupNorm(8, outputs), nn.SiLU()
     )
+
+
+def translate(
+    judge: Judge,
+    pixels: Tensor,
+    count: int,
+    *,
+    steps: int,
+    batch_size: int,
+    seed: int,
+    announce: Announce | None = None,
+) -> Tensor:
+    """Fit a translator to a classifier with BatchNorm and translate images with it: their content, the source's style.
+
+    Args:
+        judge: The classifier; without BatchNorm there is nothing that tells the source's style.
+        pixels: Unlabelled images, uint8 (M, C, H, W).
+        count: How many to translate; the first ones, again from the start where there are fewer.
+        steps: Of the fit.
+        batch_size: Images a step.
+        seed: Of weights and order.
+        announce: Told how the fit stands.
+
+    Returns:
+        uint8 (count, C, H, W), on the CPU.
+
+    Raises:
+        NonFiniteError: The fit broke.
+    """
+    order = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        translator = Translator(judge.image).to(judge.device)
+
+    def terms(_: int) -> Terms:
+        chosen = torch.randint(len(pixels), (batch_size,), generator=order)
+        with judge.autocast():
+            images = translator(judge.normalized(pixels[chosen]))
+        return objective(judge, images.float(), balance_weight=_BALANCE)
+
+    fit(translator, terms, steps=steps, learning_rate=2e-3, title="translated images", announce=announce)
+    rows = torch.arange(count) % len(pixels)
+
+    def make(first: int, last: int) -> Tensor:
+        images: Tensor = translator(judge.normalized(pixels[rows[first:last]]))
+        return images.float()
+
+    return judge.image.denormalize(in_parts(make, count, judge.autocast))

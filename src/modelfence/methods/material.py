@@ -1,0 +1,209 @@
+"""What a mask is learned on where the source is missing, and the learning on it (Eq. 4)."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from modelfence.data.domain import IndexedDomain
+from modelfence.data.image_spec import ImageSpec
+from modelfence.losses.classification import distillation
+from modelfence.masking.batch_mode import has_batch_norm
+from modelfence.masking.masked_model import MaskedModel
+from modelfence.methods.loop import Learned, Row, Session, learn_scores
+from modelfence.methods.synthetic import SyntheticConfig
+from modelfence.methods.terms import Part, shares, terms_of, unlearning
+from modelfence.models.outputs import logits_of
+
+Drawn = tuple[Tensor, Tensor]
+"""Images (B, C, H, W), normalized, and the answers (B, K) that go with them."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images to learn on with what goes with each; a method draws batches of them by row.
+
+    Attributes:
+        name: Of the term they belong to, for errors.
+        pixels: uint8 (N, C, H, W), on the CPU.
+        answers: (N, K): the original model's logits, or the labels to unlearn.
+    """
+
+    name: str
+    pixels: Tensor
+    answers: Tensor
+
+    def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
+        """Return the examples without a random share of them, and that share; at least one on each side."""
+        aside = min(max(1, round(share * len(self.pixels))), len(self.pixels) - 1)
+        order = torch.randperm(len(self.pixels), generator=torch.Generator().manual_seed(seed))
+        rest, held_out = order[aside:], order[:aside]
+        return (
+            Examples(self.name, self.pixels[rest], self.answers[rest]),
+            Examples(self.name, self.pixels[held_out], self.answers[held_out]),
+        )
+
+    def batches(self, size: int, image: ImageSpec, session: Session, *, seed: int, start: int) -> Iterator[Drawn]:
+        """Hand out normalized images and their answers without end, shuffled anew each time round."""
+        rows = torch.arange(len(self.pixels))  # as labels, so that the answers are found again
+        domain = IndexedDomain(self.name, self.pixels.__getitem__, len(rows), spec=image, labels=rows)
+        fabric = session.fabric
+        stream = domain.batches(
+            size, seed=seed, start=start, rank=fabric.global_rank, world=fabric.world_size, device=fabric.device
+        )
+        for images, chosen in stream:
+            assert chosen is not None  # noqa: S101 (for the type checker: given above)
+            yield images, self.answers[chosen.cpu()].to(fabric.device)
+
+
+@dataclass(frozen=True)
+class Material:
+    """Everything that a mask is learned on.
+
+    Attributes:
+        near: Images that look like the source to the original model, with its logits.
+        targets: Images to unlearn by domain, with labels or class probabilities (N, K).
+        restyled: Other images to keep, with the original model's logits.
+    """
+
+    near: Examples
+    targets: Mapping[str, Examples]
+    restyled: Examples | None = None
+
+
+class _Step(NamedTuple):
+    near: Drawn
+    restyled: Drawn | None
+    targets: list[Drawn]
+
+
+def learn_on(
+    model: nn.Module, config: SyntheticConfig, session: Session, material: Material, image: ImageSpec
+) -> Learned:
+    """Learn a mask on material; a share ``held_out`` of it is kept aside for proxies.
+
+    Args:
+        model: The trained network; it isn't changed.
+        config: Weights, terms, and the settings of the loop.
+        session: Device, where to save, what to measure beside the proxies.
+        material: What to learn on.
+        image: What the model eats.
+
+    Raises:
+        InputError: The batch is too small for so many domains, or a domain for its share of a batch.
+        NonFiniteError: A loss term became NaN or infinite.
+        Interrupted: The run was stopped; its state was saved.
+    """
+    both = has_batch_norm(model) if config.batch_statistics is None else config.batch_statistics
+    near, near_aside = material.near.split(config.held_out, config.seed)
+    split = {name: examples.split(config.held_out, config.seed) for name, examples in material.targets.items()}
+    rest = replace(material, near=near, targets={name: pair[0] for name, pair in split.items()})
+    proxies = Proxies(near_aside, {name: pair[1] for name, pair in split.items()}, image)
+    weight = config.source_weight + (0.0 if rest.restyled is None else config.restyled_weight)
+
+    def loss(student: nn.Module, _: MaskedModel, step: _Step) -> dict[str, Tensor]:
+        return paced(terms_of(student, _parts(step, config, session), both=both), config, session, weight)
+
+    def steps(start: int) -> Iterator[_Step]:
+        return _steps(rest, config, session, image, start)
+
+    return learn_scores(model, config, session, batches=steps, loss=loss, monitor=proxies)
+
+
+def _steps(
+    material: Material, config: SyntheticConfig, session: Session, image: ImageSpec, start: int
+) -> Iterator[_Step]:
+    """Hand out half a batch near the source, the other half to unlearn, and a quarter of restyled images beside."""
+    half = config.batch_size // 2
+
+    def stream(examples: Examples, size: int, number: int) -> Iterator[Drawn]:
+        return examples.batches(size, image, session, seed=config.seed + number, start=start)
+
+    near = stream(material.near, half, 0)
+    far = material.restyled
+    restyled = None if far is None else stream(far, min(max(1, half // 2), len(far.pixels)), 1)
+    sizes = shares(half, len(material.targets))
+    targets = [
+        stream(examples, size, number)
+        for number, (examples, size) in enumerate(zip(material.targets.values(), sizes, strict=True), start=2)
+    ]
+    while True:
+        yield _Step(next(near), None if restyled is None else next(restyled), [next(one) for one in targets])
+
+
+def _parts(step: _Step, config: SyntheticConfig, session: Session) -> list[Part]:
+    """Return the parts of a step; restyled images go without batch statistics, which aren't those of the source."""
+    parts = []
+    if config.terms != "target":
+        parts.append(Part("source", step.near[0], keeping(step.near[1], config.source_weight)))
+        if step.restyled is not None:
+            far = keeping(step.restyled[1], config.restyled_weight)
+            parts.append(Part("source", step.restyled[0], far, batch_mode=False))
+    if config.terms != "source":
+        share = 1 / len(step.targets)
+        parts += [
+            Part("target", images, unlearning(labels, config, session, share=share)) for images, labels in step.targets
+        ]
+    return parts
+
+
+def keeping(teacher: Tensor, weight: float) -> Callable[[Tensor], Tensor]:
+    """Return the term that keeps the student's outputs at the original model's logits (N, K)."""
+    return lambda logits: weight * distillation(teacher, logits)
+
+
+def paced(terms: Mapping[str, Tensor], config: SyntheticConfig, session: Session, weight: float) -> dict[str, Tensor]:
+    """Scale the unlearning terms by how well the student still agrees on what is to be kept.
+
+    The factor is ``max(0, 1 - disagreement / tolerance)``, taken over all processes, without gradient. A pseudo-source
+    never covers the source wholly; what the student forgets of it shows that the mask takes away what both share.
+    Disagreement is that of the model as it is shipped: with batch statistics a few images disagree anyway.
+
+    Args:
+        terms: The terms of a step by name.
+        config: Its ``tolerance``.
+        session: Whose processes share a batch.
+        weight: The sum of the weights that are in the term "source", so that the term over it is a mean KL.
+    """
+    if config.tolerance is None or "source" not in terms:
+        return dict(terms)
+    disagreement = cast("Tensor", session.fabric.all_reduce(terms["source"].detach() / weight))
+    pace = (1 - disagreement / config.tolerance).clamp(0, 1)
+    return {name: value * pace if name.startswith("target") else value for name, value in terms.items()}
+
+
+class Proxies:
+    """What can be measured without the source and without labels: agreement with the original model.
+
+    Rows get "source_agreement" (on synthetic images kept aside), "target_agreement:<name>" and their difference
+    "gap", all in -1..1.
+
+    Args:
+        source: Images near the source, with the original model's logits.
+        targets: Unauthorized images by name, likewise.
+        image: What the model eats.
+    """
+
+    def __init__(self, source: Examples, targets: Mapping[str, Examples], image: ImageSpec) -> None:
+        self.source, self.targets, self.image = source, targets, image
+
+    def __call__(self, student: nn.Module) -> Row:
+        """Measure."""
+        row: Row = {"source_agreement": self._agreement(student, self.source)}
+        lost = []
+        for name, examples in self.targets.items():
+            lost.append(self._agreement(student, examples))
+            row[f"target_agreement:{name}"] = lost[-1]
+        row["gap"] = row["source_agreement"] - (sum(lost) / len(lost) if lost else 0.0)
+        return row
+
+    @torch.no_grad()
+    def _agreement(self, student: nn.Module, examples: Examples) -> float:
+        device = next(student.parameters()).device
+        same = 0
+        for pixels, answers in zip(torch.split(examples.pixels, 250), torch.split(examples.answers, 250), strict=True):
+            logits = logits_of(student(self.image.normalize(pixels.to(device))))
+            same += int((logits.argmax(1).cpu() == answers.argmax(1)).sum())
+        return same / len(examples.pixels)

@@ -1,0 +1,163 @@
+"""The files of an output folder: which are ours, and how a new result takes the place of an earlier one."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from modelfence.errors import ArtifactError, InputError
+from modelfence.files import usable_path
+from modelfence.models.load import RECORD_FILE, WEIGHTS_FILE
+
+REPORT, HISTORY, CARD, RUN, MASK, STATE = "report.json", "history.csv", "README.md", "run.toml", "mask", "state"
+UNFINISHED = "unfinished"
+"""Folder in an output folder where a run keeps its state and writes its result."""
+FINISHED = "finished"
+"""The same folder once the earlier result is gone: its files only have to be moved."""
+
+_MASK_FILES = ("mask.json", "mask.safetensors")
+_PAGE = "report/report.html"
+_FIGURES = tuple(
+    f"report/figures/{name}.{kind}" for name in ("accuracy", "history", "layers", "samples") for kind in ("png", "svg")
+)
+_RESULTS = (REPORT, WEIGHTS_FILE, RECORD_FILE, HISTORY, CARD, RUN, _PAGE, *_FIGURES)
+_STATES = (f"{STATE}.safetensors", f"{STATE}-*.safetensors", f".{STATE}*", "synthetic/*.safetensors")
+# What a text of ours has in it. Any other file is ours where one of the first four is beside it, or in its result.
+_MARKS = {
+    RECORD_FILE: '"made_with"',
+    REPORT: '"format"',
+    RUN: "[output]",
+    "mask.json": '"base_digest"',
+    CARD: 'library_name: "modelfence"',
+    "report.html": 'content="modelfence',
+}
+_OWNERS = tuple(_MARKS)[:4]
+
+
+def results_in(folder: Path) -> list[Path]:
+    """Return the files of a result in a folder, ``report.json`` first."""
+    masks = [folder / MASK, *(path for path in sorted(folder.glob(f"{MASK}/*")) if path.name.isdigit())]
+    names = [*(folder / name for name in _RESULTS), *(mask / name for mask in masks for name in _MASK_FILES)]
+    return [path for path in names if path.is_file()]
+
+
+def states_in(folder: Path) -> list[Path]:
+    """Return the saved states of a run in a folder, the newest last."""
+    found = [path for pattern in _STATES for path in folder.glob(pattern) if path.is_file()]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files.
+
+    Raises:
+        ArtifactError: One can't be removed.
+    """
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ArtifactError(f"{path}: can't be removed ({error.strerror}); remove it yourself") from error
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse a folder where writing a result would replace a file that isn't ours.
+
+    Raises:
+        InputError: There is such a file; the text names it.
+    """
+    for place in (folder, folder / UNFINISHED, folder / FINISHED):
+        for name in (*_RESULTS, *(f"{MASK}/{name}" for name in _MASK_FILES), f"{STATE}.safetensors"):
+            path = usable_path(place / name)
+            if path.is_dir() or (path.is_file() and not _is_ours(path, place)):
+                raise InputError(f"{path}: wasn't written by modelfence; move it away, or name another output folder")
+
+
+def _is_ours(path: Path, place: Path) -> bool:
+    """Say whether we wrote a file of a result that is in some place."""
+    try:
+        if path.name in _MARKS:
+            return _MARKS[path.name] in path.read_text(encoding="utf-8", errors="replace")
+        if path.name.startswith(STATE) and b'"facts"' in _header(path):
+            return True
+    except OSError:
+        return False
+    return any(_is_ours(folder / name, place) for folder in {path.parent, place} for name in _OWNERS)
+
+
+def _header(path: Path) -> bytes:
+    """Return the header of a safetensors file."""
+    with path.open("rb") as file:
+        return file.read(min(int.from_bytes(file.read(8), "little"), 2**24))
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give a place to write a new result to; when that is complete it takes the place of the earlier one.
+
+    A process that is killed in the block leaves the earlier result as it was; one that is killed afterwards leaves the
+    new one, whose files :func:`finish` goes on to move.
+
+    Args:
+        folder: The output folder; made when missing.
+
+    Yields:
+        A folder in it. ``report.json`` has to be written there last.
+
+    Raises:
+        InputError: A file in the folder isn't ours.
+        ArtifactError: The folder can't be written; the earlier result is unchanged.
+    """
+    finish(folder)
+    refuse_foreign(folder)
+    staged = folder / UNFINISHED
+    _remove_results(staged)
+    try:
+        yield staged
+    except Exception:
+        _remove_results(staged)
+        raise
+    finish(folder)
+
+
+def finish(folder: Path) -> None:
+    """Put a complete new result in the place of the earlier one, or go on with that; do nothing where there is none.
+
+    Raises:
+        ArtifactError: A file can't be moved or removed.
+    """
+    staged, ready = folder / UNFINISHED, folder / FINISHED
+    try:
+        if (staged / REPORT).is_file():
+            remove([*results_in(folder), *states_in(folder), *states_in(staged), *staged.rglob(".*.????????")])
+            _tidy(folder)
+            os.replace(staged, ready)
+        for path in reversed(results_in(ready)):
+            goal = folder / path.relative_to(ready)
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, goal)
+        _tidy(ready)
+    except OSError as error:
+        raise ArtifactError(f"{folder}: the new result in it can't be moved ({error}); go on with --resume") from error
+
+
+def is_finished(folder: Path) -> bool:
+    """Say whether a folder holds a complete result and no run that goes on, in whatever place it is on its way to."""
+    if (folder / UNFINISHED / RUN).exists() and not (folder / UNFINISHED / REPORT).exists():
+        return False
+    return any((folder / place / REPORT).exists() for place in (UNFINISHED, FINISHED, ""))
+
+
+def _remove_results(staged: Path) -> None:
+    """Remove what a killed process wrote of its result; the settings and the state of the run stay."""
+    remove(path for path in results_in(staged) if path != staged / RUN)
+    _tidy(staged)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove those folders of a result that are empty; the whole of one that was written beside an earlier one."""
+    masks = [path for path in folder.glob(f"{MASK}/*") if path.name.isdigit()]
+    whole = [folder] if folder.name in (UNFINISHED, FINISHED) else []
+    for path in (*masks, folder / MASK, folder / "report/figures", folder / "report", folder / "synthetic", *whole):
+        with contextlib.suppress(OSError):
+            path.rmdir()

@@ -1,0 +1,115 @@
+"""A frozen classifier that tells how much generated images look like its source."""
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from modelfence.data.image_spec import ImageSpec
+from modelfence.losses.batch_norm import BatchNormDistance
+from modelfence.masking.batch_mode import has_batch_norm
+from modelfence.models.outputs import logits_of
+
+Autocast = Callable[[], AbstractContextManager[object]]
+
+_BATCH = 250
+
+
+class Judgement(NamedTuple):
+    """What a classifier says of images.
+
+    Attributes:
+        logits: Shape (N, K), float32.
+        distance: How far the batch is from the running BatchNorm statistics (see :class:`BatchNormDistance`), a
+            scalar; None for a network without them.
+    """
+
+    logits: Tensor
+    distance: Tensor | None
+
+
+class Judge:
+    """A private frozen copy of a classifier, differentiable in the images alone.
+
+    Args:
+        model: The classifier; it isn't changed.
+        image: What it eats.
+        autocast: Returns the context that the forward pass runs in; None computes as the model is.
+        device: Where to compute.
+
+    Attributes:
+        image: As given.
+        autocast: As given.
+        device: As given.
+        batch_norm: Whether judgements have a distance.
+
+    Example:
+        >>> spec = ImageSpec(channels=1, height=2, width=2, mean=(0.5,), std=(0.5,))
+        >>> judge = Judge(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), spec)
+        >>> judge(torch.zeros(5, 1, 2, 2)).logits.shape, judge.batch_norm
+        (torch.Size([5, 3]), False)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        image: ImageSpec,
+        *,
+        autocast: Autocast | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        with torch.inference_mode(False):
+            own = copy.deepcopy(model).float().to(device)
+            self._model = own.to(memory_format=torch.channels_last)
+        self._model.requires_grad_(False).eval()
+        self.image = image
+        self.autocast: Autocast = autocast or nullcontext
+        self.device = torch.device(device)
+        self.batch_norm = has_batch_norm(model)
+
+    def __call__(self, images: Tensor) -> Judgement:
+        """Judge images (N, C, H, W), normalized as the classifier takes them."""
+        images = images.contiguous(memory_format=torch.channels_last)
+        with self.autocast():
+            if not self.batch_norm:
+                return Judgement(logits_of(self._model(images)).float(), None)
+            with BatchNormDistance() as found:
+                logits = logits_of(self._model(images)).float()
+        return Judgement(logits, found.total())
+
+    @torch.no_grad()
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Return the logits (N, K) of many images.
+
+        Args:
+            pixels: uint8 (N, C, H, W), on the CPU.
+        """
+        parts = [self(self.normalized(part)).logits.cpu() for part in torch.split(pixels, _BATCH)]
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def distance(self, pixels: Tensor) -> float | None:
+        """Return the BatchNorm distance of images (N, C, H, W), uint8, taken as one batch of at most 1,000."""
+        if not self.batch_norm:
+            return None
+        found = self(self.normalized(pixels[:1000])).distance
+        return None if found is None else float(found)
+
+    @torch.no_grad()
+    def distances(self, pixels: Tensor) -> Tensor | None:
+        """Return how far every image (N, C, H, W), uint8, is from the BatchNorm statistics: (N,), or None."""
+        if not self.batch_norm:
+            return None
+        parts = []
+        for part in torch.split(pixels, _BATCH):
+            with self.autocast(), BatchNormDistance(each=True) as found:
+                self._model(self.normalized(part))
+            parts.append(found.total().cpu())
+        return torch.cat(parts)
+
+    def normalized(self, pixels: Tensor) -> Tensor:
+        """Move uint8 pixels (N, C, H, W) to the device and make them what the classifier eats."""
+        return self.image.normalize(pixels.to(self.device))

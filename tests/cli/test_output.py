@@ -1,0 +1,197 @@
+"""An earlier result stays until the new one is complete, and only files of ours are replaced."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from tests.cli.conftest import Invoke, assert_bad_input, image_folder
+
+from modelfence import files
+from modelfence.artifact import read_report
+from modelfence.cli import protect_job
+from modelfence.errors import ArtifactError, InputError
+from modelfence.files import output_folder
+from modelfence.masking.mask import Mask
+from modelfence.models.load import load_model
+from modelfence.results import finish, refuse_foreign, remove, replacing, results_in
+
+TRAIN = ("train", "--domain", "sklearn_digits", "--network", "small_vgg_bn", "--image-size", 16, "--epochs", 1)
+QUICK = ("--set", "data.train_size=64", "--set", "evaluate.limit=20")
+
+
+class Killed(BaseException):
+    """Stands for a process that ends without a chance to clean up."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def again(invoke: Invoke, protect_arguments: list[str], finished: Path) -> Callable[..., Result]:
+    """Run protect with another seed over a copy of a finished result."""
+    shutil.copytree(finished, "out")
+    return lambda *more: invoke(*protect_arguments, "--output", "out", "--set", "method.seed=5", *more)
+
+
+def seed_of(folder: str) -> int:
+    return int(Mask.load(f"{folder}/mask").metadata["configuration"]["seed"])
+
+
+@pytest.mark.parametrize("moved", range(1, 19))
+def test_a_forced_run_killed_at_any_write_loses_neither_result(
+    again: Callable[..., Result], finished: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    replace, count = files.os.replace, []
+
+    def dying(old: Path, new: Path) -> None:
+        count.append(new)
+        if len(count) == moved:
+            raise Killed
+        replace(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", dying)
+        with pytest.raises(Killed):
+            again("--force")
+    complete = Path("out/unfinished/report.json").exists() or Path("out/finished").exists()
+    if not complete:
+        earlier = contents(finished)
+        assert {name: content for name, content in contents(Path("out")).items() if name in earlier} == earlier
+    result = again("--resume") if moved > 1 else again("--force")  # before the first write there is nothing to resume
+    assert result.exit_code == 0, result.stderr
+    assert sorted(contents(Path("out"))) == sorted(contents(finished))
+    assert seed_of("out") == 5
+    assert load_model("out").classes == read_report(Path("out"))["evaluation"]["classes"]
+
+
+def test_a_forced_run_that_fails_late_leaves_the_earlier_result(
+    again: Callable[..., Result], finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise ArtifactError("out: no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(protect_job, "_measure", full)
+        assert_bad_input(again("--force"), "no space")
+    earlier = contents(finished)
+    assert {name: content for name, content in contents(Path("out")).items() if name in earlier} == earlier
+    assert seed_of("out") == 0
+    assert again("--resume").exit_code == 0
+    assert seed_of("out") == 5
+
+
+def test_train_over_a_protected_model_leaves_nothing_of_it(invoke: Invoke, finished: Path) -> None:
+    shutil.copytree(finished, "out")
+    assert invoke("report", "out").exit_code == 0
+    Path("out/mine.txt").write_text("kept")
+    Path("out/mask/ward").mkdir()
+    Path("out/mask/ward/mask.png").write_text("kept too")
+    result = invoke(*TRAIN, *QUICK, "--output", "out", "--force")
+    assert result.exit_code == 0, result.stderr
+    assert sorted(contents(Path("out"))) == [
+        "mask/ward/mask.png",
+        "mine.txt",
+        "model.json",
+        "model.safetensors",
+        "report.json",
+        "run.toml",
+    ]
+    assert not Path("out/report").exists()
+    assert load_model("out").extra["domain"] == "sklearn_digits"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "README.md", "report.json", "model.json", "run.toml", "report/figures/layers.svg"]
+)
+@pytest.mark.parametrize("verb", ["protect", "train"])
+def test_files_of_others_are_never_replaced(invoke: Invoke, protect_arguments: list[str], name: str, verb: str) -> None:
+    path = Path("out", name)
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    arguments = protect_arguments if verb == "protect" else [*TRAIN, *QUICK]
+    result = invoke(*arguments, "--output", "out", "--force")
+    assert_bad_input(result, f"{path}: wasn't written by modelfence")
+    assert contents(Path("out")) == {name: b"{}"}
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").mkdir()
+    with pytest.raises(InputError, match=r"history\.csv: wasn't written by modelfence"):
+        refuse_foreign(tmp_path)
+
+
+def test_a_result_that_fails_half_way_leaves_the_earlier_one(tmp_path: Path) -> None:
+    def write(text: str) -> None:
+        with replacing(tmp_path) as staged:
+            files.atomic_write(staged / "run.toml", "[output]")
+            files.atomic_write(staged / "mask" / "0" / "mask.json", '"base_digest"')
+            if text == "broken":
+                raise ArtifactError("no space")
+            files.atomic_write(staged / "report.json", f'{{"format": "{text}"}}')
+
+    write("first")
+    before = contents(tmp_path)
+    with pytest.raises(ArtifactError, match="no space"):
+        write("broken")
+    assert {key: value for key, value in contents(tmp_path).items() if not key.startswith("unfinished")} == before
+    write("second")
+    assert contents(tmp_path) == {**before, "report.json": b'{"format": "second"}'}
+    finish(tmp_path)
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_what_can_not_be_removed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(ArtifactError, match=r"report\.json: can't be removed"):
+        remove([tmp_path / "report.json"])
+    assert results_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["ward/out", "ward", "ward/train/deep/out"])
+def test_an_output_folder_inside_a_domain_is_refused(invoke: Invoke, protect_arguments: list[str], place: str) -> None:
+    image_folder(Path("ward"))
+    before = contents(Path("ward"))
+    for arguments in ([*protect_arguments, "--unauthorized", "ward"], ["train", "--network", "vgg11", "--domain=ward"]):
+        result = invoke(*arguments, "--output", place, "--force")
+        assert_bad_input(result, f"{place}: the output folder is inside the domain ward")
+    assert contents(Path("ward")) == before
+    assert not Path("ward/train").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_folders_made_for_a_run_that_fails_are_taken_away(tmp_path: Path, error: type[BaseException]) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(error), output_folder(tmp_path / "there" / "a" / "b"):
+        raise error
+    assert list((tmp_path / "there").iterdir()) == []
+    with pytest.raises(error), output_folder(tmp_path / "there"):
+        raise error
+    assert (tmp_path / "there").exists()
+
+
+def test_resume_without_a_run(invoke: Invoke, protect_arguments: list[str]) -> None:
+    Path("empty").mkdir()
+    for folder in ("empty", "missing"):
+        assert_bad_input(invoke("protect", "--output", folder, "--resume"), f"{folder}: there is no run to go on with")
+    result = invoke(*protect_arguments, "--output", "empty", "--resume")
+    assert result.exit_code == 0
+    assert "empty: there is no run to go on with yet; starting it" in result.stderr
+    assert not Path("missing").exists()
+
+
+def test_saved_files_are_those_of_the_documentation(finished: Path) -> None:
+    assert [path.name for path in results_in(finished)] == [
+        "report.json",
+        "model.safetensors",
+        "model.json",
+        "history.csv",
+        "README.md",
+        "run.toml",
+        "mask.json",
+        "mask.safetensors",
+    ]
+    assert json.loads((finished / "report.json").read_text())["format"] == 1

@@ -1,0 +1,290 @@
+"""Source-free and data-free learning: what it is learned on, what it never sees, and that it can be repeated."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+from tests.methods import toy
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from modelfence import DFMap, ImageSpec, SAMap, SFMap, Watermark, protect
+from modelfence.data.domain import Batch, IndexedDomain
+from modelfence.errors import InputError
+from modelfence.masking.digest import digest_of
+from modelfence.methods import material
+from modelfence.methods.loop import Session
+from modelfence.methods.material import Examples, Material, paced
+from modelfence.methods.synthetic import Store
+
+IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.25,))
+SMALL: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 8,
+    "generated": 64,
+    "translated": 64,
+    "restyled": 64,
+    "generator_steps": 3,
+    "synthesis_batch": 16,
+    "evaluate_every": 2,
+    "precision": "fp32",
+}
+FEW: dict[str, Any] = {"drawings": 64, "neighbours": 512, "outside": 0.5}
+
+
+def target(count: int = 80) -> TensorDataset:
+    return toy.blobs(count, seed=3, inverted=True)
+
+
+def session(**values: Any) -> Session:
+    return Session(Fabric(accelerator="cpu", devices=1), image=IMAGE, **values)
+
+
+class Untouchable:
+    """Labels that must not be looked at in any way."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"labels were touched: {name}")
+
+
+class Blind:
+    """A domain whose images may be seen and whose labels may not."""
+
+    name, size, classes, labelled, spec = "blind", 80, None, True, IMAGE
+
+    def __init__(self) -> None:
+        self.images = target().tensors[0]
+
+    @property
+    def labels(self) -> Any:
+        raise AssertionError("labels were touched")
+
+    def once(self, batch_size: int, *, limit: int | None = None, device: Any = "cpu") -> Iterator[Batch]:
+        for part in self.images[:limit].to(device).split(batch_size):
+            yield Batch(part, Untouchable())  # type: ignore[arg-type]
+
+    def batches(self, batch_size: int, **_: Any) -> Iterator[Batch]:
+        raise AssertionError("images are taken into memory, so nothing else is read")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_source_free_needs_no_label_and_no_source(kind):
+    model = toy.trained(kind)
+    before = digest_of(model)
+    result = protect(model, unauthorized=Blind(), image=IMAGE, method=SFMap(**SMALL))
+    assert digest_of(model) == before
+    assert [row["step"] for row in result.history] == [2, 4]
+    assert {"source", "target", "source_agreement", "target_agreement:blind", "gap"} <= result.history[-1].keys()
+    assert ("target_batch" in result.history[-1]) == (kind == "cnn")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_source_only_needs_no_label(kind):
+    model = toy.trained(kind)
+    result = protect(model, authorized=Blind(), image=IMAGE, method=DFMap(**SMALL, **FEW))
+    assert "target_agreement:neighbours" in result.history[-1]
+
+
+def test_data_free_needs_nothing_but_the_model():
+    result = protect(toy.trained("cnn"), image=IMAGE, method=DFMap(**SMALL, **FEW))
+    assert isinstance(result.config, DFMap)
+    assert result.history[-1]["source_agreement"] > 0
+
+
+def test_the_data_given_decides_the_setting(monkeypatch):
+    seen: list[str] = []
+
+    def spy(*arguments: Any, **_: Any) -> Any:
+        seen.append(type(arguments[1]).__name__)
+        raise InputError("enough")
+
+    monkeypatch.setattr("modelfence.methods.sfmap.learn_on", spy)
+    monkeypatch.setattr("modelfence.methods.sfmap.pseudo_source", spy)
+    monkeypatch.setattr("modelfence.methods.dfmap.pixels_of", lambda *_: spy(None, DFMap()))
+    monkeypatch.setattr("modelfence.methods.dfmap.pseudo_source", spy)
+    for given in ({"unauthorized": target()}, {"authorized": target()}, {}):
+        with pytest.raises(InputError, match="enough"):
+            protect(toy.trained("cnn"), image=IMAGE, **given)
+    assert seen == ["SFMap", "DFMap", "DFMap"]
+
+
+def test_a_source_that_a_setting_must_not_see_is_refused():
+    with pytest.raises(InputError, match="SFMap works without authorized=.*watch="):
+        protect(toy.trained(), authorized=toy.blobs(), unauthorized=target(), image=IMAGE, method=SFMap())
+    with pytest.raises(InputError, match="DFMap works without unauthorized="):
+        protect(toy.trained(), unauthorized=target(), image=IMAGE, method=DFMap())
+
+
+@pytest.mark.parametrize("given", [{}, {"unauthorized": target()}])
+def test_what_the_model_eats_must_be_known(given):
+    with pytest.raises(InputError, match="image= is missing"):
+        protect(toy.trained(), **given)
+
+
+def test_what_is_watched_is_measured_and_changes_nothing():
+    plain = protect(toy.trained("cnn"), unauthorized=target(), image=IMAGE, method=SFMap(**SMALL))
+    watched = protect(
+        toy.trained("cnn"), unauthorized=target(), image=IMAGE, method=SFMap(**SMALL), watch={"truth": toy.blobs(40)}
+    )
+    assert watched.mask.folded_digest == plain.mask.folded_digest
+    assert watched.history[-1]["watch:truth"] == toy.accuracy(watched.model, toy.blobs(40))
+    assert "watch:truth" not in plain.history[-1]
+
+
+def test_labelled_learning_can_be_watched_too():
+    result = protect(
+        toy.trained(),
+        authorized=toy.blobs(80, seed=1),
+        unauthorized=target(),
+        method=SAMap(steps=2, batch_size=8),
+        watch=toy.blobs(40),
+    )
+    assert {"source_accuracy", "watch:unauthorized"} <= result.history[-1].keys()
+
+
+def test_images_that_look_like_the_source_are_refused():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    images = toy.blobs(400, seed=5).tensors[0]
+    model.train()
+    for _ in range(60):
+        model(images)
+    model.eval()
+    with pytest.raises(InputError, match="'unauthorized' looks like the model's own source"):
+        protect(model, unauthorized=toy.blobs(400, seed=5), image=IMAGE, method=SFMap(**SMALL))
+
+
+def test_several_targets_jointly_and_one_each():
+    domains = {"far": target(), "further": TensorDataset(-2 * target().tensors[0], target().tensors[1])}
+    joint = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=SFMap(**SMALL))
+    assert {"target_agreement:far", "target_agreement:further"} <= joint.history[-1].keys()
+    each = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=SFMap(**SMALL, masks="one_each"))
+    assert set(each.masks) == {"far", "further"}
+
+
+@pytest.mark.parametrize("method", [SFMap(**SMALL), DFMap(**SMALL, **FEW)])
+def test_runs_repeat_and_what_was_synthesized_is_found_again(tmp_path, method):
+    given = {"unauthorized": target()} if isinstance(method, SFMap) else {}
+    said: list[str] = []
+    values: dict[str, Any] = {"image": IMAGE, "method": method, "announce": said.append, **given}
+    first = protect(toy.trained("cnn"), output=tmp_path, **values)
+    made = sorted(path.name.split("-")[0] for path in (tmp_path / "synthetic").iterdir())
+    assert made[:1] == ["generated"]
+    assert "translated" in made
+    said.clear()
+    second = protect(toy.trained("cnn"), cache=tmp_path / "synthetic", **values)
+    assert [line for line in said if "found in" in line]
+    assert not [line for line in said if "step" in line]
+    assert second.mask.folded_digest == first.mask.folded_digest
+    for path in (tmp_path / "synthetic").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    third = protect(toy.trained("cnn"), cache=tmp_path / "synthetic", **values)
+    assert third.mask.folded_digest == first.mask.folded_digest
+
+
+def test_a_run_goes_on_to_the_same_mask(tmp_path):
+    values: dict[str, Any] = {"unauthorized": target(), "image": IMAGE}
+    whole = protect(toy.trained("cnn"), method=SFMap(**SMALL), **values)
+
+    def stop(row: dict[str, float]) -> None:
+        if row["step"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        protect(
+            toy.trained("cnn"), method=SFMap(**{**SMALL, "evaluate_every": 1}), output=tmp_path, progress=stop, **values
+        )
+    resumed = protect(
+        toy.trained("cnn"), method=SFMap(**{**SMALL, "evaluate_every": 1}), output=tmp_path, resume=True, **values
+    )
+    assert resumed.mask.folded_digest == whole.mask.folded_digest
+
+
+def test_generated_images_serve_every_target(tmp_path):
+    store = Store(tmp_path, {"model": "a"}, None)
+    made: list[int] = []
+
+    def make() -> torch.Tensor:
+        made.append(1)
+        return torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+
+    store.keep("generated", make, count=2)
+    store.keep("generated", make, count=2)
+    assert len(made) == 1
+    store.keep("generated", make, count=3)
+    Store(tmp_path, {"model": "b"}, None).keep("generated", make, count=2)
+    assert len(made) == 3
+
+
+def test_unlearning_is_paced_by_what_is_forgotten():
+    terms = {"source": torch.tensor(0.08), "source_batch": torch.tensor(9.0), "target": torch.tensor(-1.0)}
+    config = SFMap(tolerance=0.1)
+    assert paced(terms, config, session(), weight=2.0)["target"].item() == pytest.approx(-(1 - 0.04 / 0.1))
+    assert paced(terms, SFMap(tolerance=0.02), session(), weight=2.0)["target"].item() == 0
+    assert paced(terms, SFMap(tolerance=None), session(), weight=2.0)["target"].item() == -1
+    assert paced({"target": torch.tensor(-1.0)}, config, session(), weight=2.0)["target"].item() == -1
+
+
+@pytest.mark.parametrize("terms", ["both", "source", "target"])
+def test_the_terms_are_those_of_the_equation(terms):
+    config = SFMap(**{**SMALL, "batch_size": 8}, terms=terms, restyled_weight=0.5, tolerance=None)
+    pixels = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
+    logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
+    labels = torch.randn(40, 10, generator=torch.Generator().manual_seed(2)).softmax(1)
+    examples = Material(
+        Examples("near", pixels, logits), {"t": Examples("t", pixels, labels)}, Examples("far", pixels, logits)
+    )
+    run = session()
+    step = next(material._steps(examples, config, run, IMAGE, 0))
+    parts = material._parts(step, config, run)
+    model = toy.trained("mlp")
+    found: dict[str, float] = {}
+    for part in parts:
+        found[part.name] = found.get(part.name, 0) + part.loss(model(part.images)).item()
+
+    def log_softmax(values: torch.Tensor) -> np.ndarray:
+        array = values.detach().double().numpy()
+        return array - np.log(np.exp(array).sum(1, keepdims=True))
+
+    def kl(images: torch.Tensor, teacher: torch.Tensor) -> float:
+        wanted, given = log_softmax(teacher), log_softmax(model(images))
+        return float((np.exp(wanted) * (wanted - given)).sum(1).mean())
+
+    expected = {}
+    if terms != "target":
+        assert step.restyled is not None
+        expected["source"] = kl(*step.near) + 0.5 * kl(*step.restyled)
+    if terms != "source":
+        images, wanted = step.targets[0]
+        each = -(wanted.double().numpy() * log_softmax(model(images))).sum(1)
+        expected["target"] = -np.minimum(each, 1.5).mean()
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_examples_are_drawn_with_their_answers():
+    pixels = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 1, 8, 8).contiguous()
+    examples = Examples("numbered", pixels, torch.arange(20.0).view(20, 1))
+    rest, aside = examples.split(0.25, seed=0)
+    assert (len(rest.pixels), len(aside.pixels)) == (15, 5)
+    assert sorted(torch.cat([rest.answers, aside.answers]).flatten().tolist()) == list(range(20))
+    images, answers = next(rest.batches(6, IMAGE, session(), seed=0, start=0))
+    assert torch.equal(IMAGE.denormalize(images)[:, 0, 0, 0].float(), answers[:, 0])
+
+
+def test_too_few_auxiliary_images_are_said():
+    with pytest.raises(InputError, match="auxiliary images are far from the source"):
+        protect(toy.trained("cnn"), image=IMAGE, method=DFMap(**SMALL, drawings=64, neighbours=64, outside=1.0))
+
+
+def test_a_watermark_becomes_an_unauthorized_domain():
+    images = (toy.blobs(80, seed=1).tensors[0] * 40 + 100).clamp(0, 255).to(torch.uint8)
+    domain = IndexedDomain("clean", images.__getitem__, 80, spec=IMAGE, labels=toy.blobs(80).tensors[1])
+    values: dict[str, Any] = {"image": IMAGE, "method": SAMap(steps=2, batch_size=8), "ownership": Watermark("objects")}
+    result = protect(toy.trained(), authorized=domain, **values)
+    assert "target_accuracy:watermark" in result.history[-1]
+    with pytest.raises(InputError, match="ownership= needs authorized="):
+        protect(toy.trained(), unauthorized=domain, image=IMAGE, ownership=Watermark("objects"))
