@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-import modelfence
+from modelfence import artifact
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.sources import as_domain
 from modelfence.data.splits import protocol
@@ -69,14 +69,7 @@ def cell(path, make):
 
 def machine():
     """Say what the numbers were measured on."""
-    return {
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "modelfence": modelfence.__version__,
-    }
+    return {"processor": _processor(), **artifact.machine()}
 
 
 def _processor():

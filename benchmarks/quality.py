@@ -3,8 +3,8 @@
 Settings: "sa" (source-available, SAMap) and "sf" (source-free, SFMap) learn one mask a pair, "df" (data-free, DFMap)
 one mask against all other domains of the family. One cell is one mask: source, targets, recipe, network and seed; it is
 a file under results/quality/, and a finished cell isn't run twice. The source models are trained once (seed 0) and
-shared; the seed is that of the mask's learning, and of the synthesis. Drops and closures are taken on balanced
-accuracy. --merge writes the summary, results/quality.json.
+shared; the seed is that of the mask's learning, and of the synthesis. Closure is taken on balanced
+accuracy, drops on both. --merge writes the summary, results/quality.json.
 
     python benchmarks/quality.py --family digits --network vgg11_bn --recipe default --seeds 0 1 2
     python benchmarks/quality.py --merge
@@ -144,10 +144,11 @@ def numbers_of(made):
                 "source": made["source"],
                 "seed": made["seed"],
                 "protectable": at >= chance + 0.05,
-                "source_before": before[kept],
-                "source_after": source[kept],
-                "target_before": after[kept],
-                "target_after": target[kept],
+                "source_before": before["accuracy"],
+                "source_after": source["accuracy"],
+                "balanced_drop": (before[kept] - source[kept]) / before[kept],
+                "target_before": after["accuracy"],
+                "target_after": target["accuracy"],
                 "closure": _closure(at, target["balanced_accuracy"], chance),
                 "refreshed": None
                 if target["refreshed_accuracy"] is None
@@ -172,6 +173,7 @@ def summarize(scores):
         row = {
             "pairs": len(of_seed),
             "relative_source_drop": mean(map(_source_drop, of_seed)),
+            "balanced_source_drop": mean(one["balanced_drop"] for one in of_seed),
             "closure": mean(one["closure"] for one in of_seed),
             "st_d": mean_st_d([_row(of_seed, source) for source in sorted({o["source"] for o in of_seed})]),
         }
