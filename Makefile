@@ -12,20 +12,24 @@ BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
+OLDEST := .venv-oldest
 SITE := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types bench docs clean
+.PHONY: help demo test test-oldest lint types bench docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(RUNTIME) ## train, mask, measure and report on built-in domains, into out/demo
 	$(BIN)/modelfence demo --output out/demo --force $(ARGS)
 
 test: $(DEV) ## unit tests and doctests; those on real images need MODELFENCE_DATA
 	$(BIN)/python -m pytest -q $(ARGS)
+
+test-oldest: $(OLDEST)/.installed ## the same with the oldest dependencies that pyproject.toml allows, in their own environment
+	$(OLDEST)/bin/python -m pytest -q -o filterwarnings=default $(ARGS)
 
 lint: $(DEV) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
@@ -61,6 +65,14 @@ $(RUNTIME): pyproject.toml
 $(DEV): $(RUNTIME)
 	@echo "installing the development tools into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+$(OLDEST)/.installed: pyproject.toml
+	@test -x $(OLDEST)/bin/pip || { echo "making $(OLDEST)"; $(PYTHON) -m venv $(OLDEST); }
+	@echo "installing the oldest dependencies into $(OLDEST): PyTorch is large, this takes minutes"
+	@$(OLDEST)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(OLDEST)/bin/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*(text.replace(">=", "==") for text in project["dependencies"]), sep="\n")' > $(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable . --group dev
 	@touch $@
 
 $(SITE): $(RUNTIME)

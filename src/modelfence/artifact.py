@@ -132,7 +132,7 @@ def read_report(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ArtifactError(f"{path}: truncated or altered; run it again") from error
     form = report.get("format") if isinstance(report, dict) else None
-    if not isinstance(form, int):
+    if not isinstance(form, int) or isinstance(form, bool) or form < 1:
         raise ArtifactError(f"{path}: format: must be a whole number (got {form!r:.40}); run it again")
     if form > FORMAT:
         raise ArtifactError(f"{path}: format {form} is newer than this modelfence reads ({FORMAT}); upgrade it")

@@ -118,6 +118,8 @@ def check_images(model: nn.Module, named: "Mapping[str, Domain]") -> int:
         except InputError as error:
             raise InputError(f"domain {name!r}: {error}") from error
         shapes[name] = tuple(batch.images.shape[1:])
+    if classes == 1:
+        raise InputError("the model gives 1 logit; a classifier of at least 2 classes can be confined")
     if len(set(shapes.values())) > 1:
         listed = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
         raise InputError(f"the domains' images differ in shape ({listed}); bring them to one, for instance by image=")

@@ -92,8 +92,9 @@ def protect(
     """Learn a binary mask that keeps a classifier accurate on authorized data and makes it fail on unauthorized data.
 
     The data given decides the setting (MAP, CVPR 2024): with both domains it is source-available (SA-MAP, Eq. 1), with
-    the unauthorized one alone source-free (SF-MAP, Eq. 4), which reads no labels. The model is never changed. What
-    the result withstands and what it doesn't: docs/limits.md.
+    the unauthorized one alone source-free (SF-MAP, Eq. 4), with the authorized one alone or none data-free (DF-MAP).
+    The latter two read no labels. The model is never changed. What the result withstands and what it doesn't:
+    docs/limits.md.
 
     Args:
         model: A trained classifier of K classes that takes float images (N, C, H, W); wrapped or not.

@@ -108,6 +108,7 @@ def replacing(folder: Path) -> Iterator[Path]:
         InputError: A file in the folder isn't ours.
         ArtifactError: The folder can't be written; the earlier result is unchanged.
     """
+    usable_path(folder)
     finish(folder)
     refuse_foreign(folder)
     staged = folder / UNFINISHED

@@ -144,6 +144,12 @@ def test_a_result_that_fails_half_way_leaves_the_earlier_one(tmp_path: Path) -> 
     assert not (tmp_path / "unfinished").exists()
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "nul\0character"], ids=["long", "NUL"])
+def test_a_result_can_not_go_where_there_is_no_path(name: str) -> None:
+    with pytest.raises(InputError, match="path"), replacing(Path(name)):
+        pass
+
+
 def test_what_can_not_be_removed_is_named(tmp_path: Path) -> None:
     (tmp_path / "report.json").mkdir()
     with pytest.raises(ArtifactError, match=r"report\.json: can't be removed"):

@@ -130,3 +130,50 @@ def test_webdataset_pipelines(tmp_path, png, rgb_spec):
     first = [batch.labels.tolist() for batch, _ in zip(domain.batches(4, seed=0), range(4), strict=False)]
     assert first == [[0, 1, 2, 0], [1, 2, 0, 1]] * 2
     assert values(as_domain(str(tmp_path / "x.tar"), image=rgb_spec)) == list(range(9))
+
+
+class Raising(Listed):
+    """A data set of somebody else whose own code fails at one image."""
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise KeyError("lost\nbehind a line")
+        return super().__getitem__(index)
+
+
+class RaisingStream(Streamed):
+    def __iter__(self):
+        yield from self.items[:7]
+        raise OSError("the disk went away")
+
+
+class Unmeasured(Dataset):
+    def __getitem__(self, index):
+        return pictures(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda: Raising(pictures()), r"domain 'ward': image 7 can't be read \(KeyError: .*lost.*line"),
+        (lambda: RaisingStream(pictures()), r"domain 'ward': after image 0 of a pass can't be read \(OSError: the disk"),
+        (lambda: RaisingStream([]), r"domain 'ward': image 0 can't be read \(OSError: the disk"),
+        (lambda: Unmeasured(), r"domain 'ward': its length can't be had"),
+    ],
+    ids=["map", "stream", "first of a stream", "no length"],
+)
+def test_a_data_set_whose_code_raises_is_named_in_one_line(make, where, grey_spec):
+    with pytest.raises(InputError, match=where) as caught:
+        for _ in as_domain(make(), name="ward", image=grey_spec).once(4):
+            pass
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_whose_data_set_raises_is_named_in_one_line(workers):
+    tensors = [(torch.zeros(1, 8, 8), 0)] * 10
+    loader = torch.utils.data.DataLoader(Raising(tensors), batch_size=2, num_workers=workers)
+    with pytest.raises(InputError, match=r"domain 'ward': after image 6 of a pass can't be read \(KeyError") as caught:
+        for _ in as_domain(loader, name="ward").once(4):
+            pass
+    assert "\n" not in str(caught.value)

@@ -231,6 +231,48 @@ def test_round_trip_through_json(balanced, skewed):
     assert Evaluation.from_dict(json.loads(json.dumps(alone.to_dict(), allow_nan=False))) == alone
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_of_any_precision_is_measured_and_stays_as_it_was(dtype, precision):
+    torch.manual_seed(0)
+    model = batch_norm_model().to(dtype).train()
+    before = copy.deepcopy(model.state_dict())
+    data = domain(torch.randn(40, 1, 2, 2), torch.randint(0, 4, (40,)))
+    table = evaluate(model, {"a": data}, before=copy.deepcopy(model).float(), precision=precision)
+    assert table.scores[0].accuracy == table.scores[0].before.accuracy
+    assert table.scores[0].refreshed_accuracy == table.scores[0].before.refreshed_accuracy
+    assert model.training
+    for key, value in model.state_dict().items():
+        assert value.dtype == before[key].dtype
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "x"}, "model= is str; a torch.nn.Module is needed"),
+        ({"model": None}, "model= is NoneType"),
+        ({"before": "sl"}, "before= is str; a torch.nn.Module is needed"),
+        ({"domains": "mnist"}, "domains= is str; a dictionary of domains by name is needed"),
+        ({"domains": [1]}, "domains= is list"),
+        ({"domains": {"a": 3}}, "int can't be a domain"),
+        ({"refresh_on": [1]}, "refresh_on= is list"),
+        ({"device": "gpu7"}, "device is 'gpu7'; a device of torch"),
+        ({"image": "rgb"}, "image= is str; an ImageSpec is needed"),
+        ({"authorized": 3}, "authorized= is int; a name or a list of names is needed"),
+        ({"batch_size": "many"}, "batch_size is 'many'; a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"limit": 2.5}, "limit is 2.5"),
+        ({"refresh_images": True}, "refresh_images is True; a whole number of at least 2"),
+        ({"precision": ["fp32"]}, "precision is .'fp32'.; 'fp32' or 'bf16' is needed"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(balanced, options, message):
+    given = {"model": nn.Flatten(), "domains": {"a": balanced}, **options}
+    with pytest.raises(InputError, match=message):
+        evaluate(given.pop("model"), given.pop("domains"), **given)
+
+
 @pytest.mark.parametrize("broken", [{}, {"classes": 4, "scores": [{}], "refresh_images": None}, {"scores": 3}])
 def test_a_broken_record_is_refused(broken):
     with pytest.raises(InputError, match="evaluation record"):

@@ -126,9 +126,18 @@ def test_a_missing_domain_is_named(missing):
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_given_says_what_each_method_needs():
-    with pytest.raises(InputError, match="nothing given .*SAMap needs authorized and unauthorized"):
-        method_for(None, given())
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [
+        ({"authorized": True, "unauthorized": True}, "SAMap"),
+        ({"unauthorized": True}, "SFMap"),
+        ({"authorized": True}, "DFMap"),
+        ({}, "DFMap"),
+    ],
+)
+def test_the_data_given_chooses_the_method(there, name):
+    found, config = method_for(None, given(**there))
+    assert type(config).__name__ == found.config.__name__ == name
 
 
 @pytest.mark.parametrize("wrong", [SAMap, "SAMap", {"steps": 3}, 3])

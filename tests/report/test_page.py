@@ -1,5 +1,6 @@
 """The page: complete, self-contained, safe against hostile names."""
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
@@ -88,6 +89,14 @@ def test_hostile_names_stay_text(full):
     assert not any(name.startswith("on") for _, attributes in page.seen for name in attributes)
     assert page.text.count(HOSTILE) >= 4
     assert "$title" in page.text
+
+
+def test_a_hostile_class_stays_text(make_evaluation, tmp_path):
+    table = make_evaluation()
+    scores = tuple(dataclasses.replace(score, most_predicted_class=HOSTILE) for score in table.scores)
+    page = parsed(write_report(tmp_path, evaluation=dataclasses.replace(table, scores=scores), title="A title"))
+    assert "script" not in {tag for tag, _ in page.seen}
+    assert HOSTILE in page.text
 
 
 def test_it_needs_no_other_file_and_no_network(full):

@@ -56,6 +56,10 @@ def load_parts(name: str, text: str, data: DataTable, image: ImageSpec, classes:
     else:
         test = _load(name, text, split, image, classes)
     size = len(whole)
+    if size < 2:
+        raise InputError(
+            f"domain {name!r} has {size} image to learn on; one to learn on and one to validate are needed"
+        )
     validation = min(data.validation_size, max(1, size // 6))
     wanted = size - validation if data.train_size == "whole" else min(int(data.train_size), size - validation)
     train_rows, validation_rows = protocol(size, wanted, validation, seed=data.seed)
@@ -72,14 +76,17 @@ def load_test(name: str, text: str, image: ImageSpec, classes: int | None = None
 
 
 def check_class_names(domains: Sequence[IndexedDomain], wanted: Sequence[str] | None = None) -> None:
-    """Refuse domains that have the same class names in another order: their labels would be mixed up.
+    """Refuse domains whose classes don't fit together: their labels would be mixed up.
+
+    The same names in another order are refused, and names of which some are the same. Names of which none is the same
+    may be other words for the same classes, such as "0" and "zero", which nothing here can tell.
 
     Args:
         domains: Domains of one run.
         wanted: The model's class names, where they are known; otherwise those of the first domain.
 
     Raises:
-        InputError: The names of two are the same but not their order; the text names domain and class.
+        InputError: Names are the same but not their order, or only some are the same; the text names domain and class.
     """
     known, owner = (list(wanted), "the model") if wanted else (None, "")
     for domain in domains:
@@ -89,6 +96,12 @@ def check_class_names(domains: Sequence[IndexedDomain], wanted: Sequence[str] | 
         if known is None:
             known, owner = names, f"domain {domain.name!r}"
         reference = [name.casefold() for name in known]
+        other = next((row for row, name in enumerate(names) if name not in reference), None)
+        if other is not None and not set(names).isdisjoint(reference):
+            raise InputError(
+                f"domain {domain.name!r}: class {other} is {domain.classes[other]!r}, which {owner} doesn't have; "
+                "all need the same classes in the same order"
+            )
         if sorted(names) == sorted(reference) and names != reference:
             place = next(row for row, pair in enumerate(zip(names, reference, strict=True)) if pair[0] != pair[1])
             raise InputError(

@@ -133,8 +133,9 @@ def parse_toml(path: Path) -> Tables:
     Raises:
         InputError: It can't be read or isn't TOML.
     """
+    usable_path(path)
     try:
-        return tomllib.loads(usable_path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: run file can't be read ({error.strerror}); check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -224,16 +225,17 @@ class _Checker:
 
     def _require_sizes(self, key: str, value: Any) -> None:
         """Refuse numbers that neither the tensors nor the random generators of torch can hold."""
-        for one in _flat(value).values() if isinstance(value, Mapping) else [value]:
-            for number in one if isinstance(one, list) else [one]:
+        for where, found in _flat(value, key).items():
+            for number in found if isinstance(found, list) else [found]:
                 if isinstance(number, int) and abs(number) >= 2**63:
-                    raise InputError(f"{self._where(key)}: is too large; a whole number below 2**63 is needed")
+                    raise InputError(f"{self._where(where)}: is too large; a whole number below 2**63 is needed")
                 if isinstance(number, float) and _LARGEST < abs(number) < float("inf"):
-                    raise InputError(f"{self._where(key)}: is too large; at most {_LARGEST:.2g} (got {number:g})")
+                    raise InputError(f"{self._where(where)}: is too large; at most {_LARGEST:.2g} (got {number:g})")
 
     def _where(self, key: str) -> str:
-        flag = next((flag for given, flag in self.origins.items() if f"{key}.".startswith(f"{given}.")), None)
-        return f"{flag or self.source}: {key}"
+        nearest_first = sorted(self.origins, key=len, reverse=True)
+        given = next((given for given in nearest_first if f"{key}.".startswith(f"{given}.")), None)
+        return f"{self.source if given is None else self.origins[given]}: {key}"
 
 
 _LARGEST = 3.4e38  # of a float32

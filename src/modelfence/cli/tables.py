@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from modelfence.methods.config import STRICT
+from modelfence.models.autocast import Resolved
 
 
 def domain_name(text: str) -> str:
@@ -136,7 +137,7 @@ class EvaluateTable:
     limit: Annotated[int, Field(ge=1)] | None = None
     batch_size: Annotated[int, Field(ge=1)] = 250
     refresh_images: Annotated[int, Field(ge=2)] = 500
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Resolved = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -262,6 +262,8 @@ class IndexedDomain:
         Raises:
             InputError: The fraction is out of range or there are fewer than two images.
         """
+        if self._length < 2:
+            raise InputError(f"domain {self.name!r} has 1 image, which can't be divided; give more")
         rest, held_out = holdout(self._length, fraction, seed)
         return self.subset(rest), self.subset(held_out)
 

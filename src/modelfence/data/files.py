@@ -1,6 +1,5 @@
 """Local image collections: parquet files, folders of classes, and WebDataset shards."""
 
-import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -10,6 +9,7 @@ import torch
 
 from modelfence.data.records import Records
 from modelfence.errors import InputError
+from modelfence.files import parse_json
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _SPLIT_NAMES = ("train", "test", "val", "valid", "validation", "dev")
@@ -173,7 +173,7 @@ def _label(content: bytes, suffix: str, shard: Path, name: str) -> int | None:
     try:
         if suffix == "cls":
             return int(content)
-        found = json.loads(content)
+        found = parse_json(content)
         label = found.get("label", found.get("cls")) if isinstance(found, dict) else found
         return None if label is None else int(label)
     except (ValueError, TypeError) as error:

@@ -13,7 +13,7 @@ from modelfence.data.domain import Batch, Domain, IndexedDomain
 from modelfence.data.images import fits, from_memory, on_demand, to_pixels
 from modelfence.data.records import Request
 from modelfence.data.splits import sample
-from modelfence.data.stream import IMAGE_KEYS, LABEL_KEYS, StreamDomain
+from modelfence.data.stream import IMAGE_KEYS, LABEL_KEYS, StreamDomain, unreadable
 from modelfence.errors import InputError
 
 _CHUNK = 64
@@ -34,10 +34,14 @@ def from_dataset(dataset: Any, request: Request) -> Domain:
     Raises:
         InputError: There are no images, some have no label, or one doesn't fit.
     """
-    if len(dataset) == 0:
+    try:
+        length = len(dataset)
+    except Exception as error:
+        raise InputError(f"domain {request.name!r}: its length can't be had ({error}); add __len__") from error
+    if length == 0:
         raise InputError(f"domain {request.name!r} has no images; check the path and the split")
     items = _Items(dataset, request.name)
-    rows = sample(len(dataset), request.size or len(dataset)).tolist()
+    rows = sample(length, request.size or length).tolist()
     if _is_float(items.read(rows[0])):
         fetch = _model_ready_images(items, rows, request)
     elif fits(len(rows), request.spec(), request.memory_limit_gib):
@@ -70,7 +74,10 @@ def from_iterable_dataset(dataset: Any, request: Request) -> Domain:
     Raises:
         InputError: It has no images, or they don't fit.
     """
-    first = None if isinstance(dataset, Iterator) else next(iter(dataset), None)
+    try:
+        first = None if isinstance(dataset, Iterator) else next(iter(dataset), None)
+    except Exception as error:
+        raise unreadable(f"domain {request.name!r}: image 0", error) from error
     images = None if first is None else _pair(first, request.name)[0]
     if first is None or (isinstance(images, Tensor) and images.ndim == 4):
         return StreamDomain(dataset, request.name, spec=request.image, count=request.classes, size=request.size)
@@ -159,7 +166,11 @@ class _Items:
         return [self.read(index) for index in indices]
 
     def read(self, index: int) -> object:
-        image, label = _pair(self._dataset[index], self._name)
+        try:
+            item = self._dataset[index]
+        except Exception as error:
+            raise unreadable(self.where(index), error) from error
+        image, label = _pair(item, self._name)
         if label is not None:
             self._labels[index] = _label(label, self.where(index))
         return image

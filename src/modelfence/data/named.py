@@ -13,6 +13,7 @@ from modelfence.data.records import Records, Request, domain_of
 from modelfence.data.splits import holdout
 from modelfence.data.tables import load_hub, read_parquet, table_records
 from modelfence.errors import InputError, nearest
+from modelfence.files import usable_path
 
 _SPLIT_SEED = 0  # of test splits that a data set lacks; never changed, so that they stay the same
 
@@ -42,7 +43,7 @@ def _records(text: str, request: Request) -> Records:
         return _table(dataset, f"hub {repository}", request)
     if text in catalog.names():
         return _cataloged(catalog.lookup(text), request)
-    path = Path(text).expanduser()
+    path = usable_path(text).expanduser()
     if not path.exists() and not any(letter in text for letter in "/\\*?[") and not path.suffix:
         catalog.lookup(text)  # raises, with the nearest names
     return _local(path, request)

@@ -68,6 +68,8 @@ def as_domain(
     if name is None:
         name = thing if isinstance(thing, str) else str(getattr(thing, "name", type(thing).__name__))
     request = Request(name, image, split, size, classes, memory_limit_gib, image_column, label_column)
+    if image is not None and not isinstance(image, ImageSpec):
+        raise InputError(f"image= is {type(image).__name__}; an ImageSpec is needed")
     if size is not None and size < 1:
         raise InputError(f"domain {name!r}: size is {size}; at least one image is needed")
     domain = _dispatch(thing, request)

@@ -17,6 +17,7 @@ from modelfence.errors import InputError
 
 IMAGE_KEYS = ("images", "image", "pixel_values", "img", "x", "inputs")
 LABEL_KEYS = ("labels", "label", "y", "targets", "target")
+_END = object()  # stands for the end of a pass
 
 
 class StreamDomain:
@@ -166,7 +167,9 @@ class StreamDomain:
             InputError: The fraction is out of range, or this domain is itself a part.
         """
         if not 0 < fraction <= 0.5:
-            raise InputError(f"held-out fraction is {fraction}; a stream needs one above 0 and at most 0.5")
+            raise InputError(
+                f"domain {self.name!r}: held-out fraction is {fraction}; a stream needs one above 0 and at most 0.5"
+            )
         if self._share is not None:
             raise InputError(f"domain {self.name!r} is a part of a stream and can't be split again")
         step = round(1 / fraction)
@@ -187,11 +190,28 @@ class StreamDomain:
         seed = seed if self._fixed_seed is None else self._fixed_seed
         _reseed(self._source, seed)
         seen = 0
-        for part in _first((self._read(item) for item in _seeded(self._source, seed)), self._most):
+        for part in _first(self._batches(seed), self._most):
             kept = self._ours(part, seen)
             seen += len(part.images)
             if len(kept.images):
                 yield kept
+
+    def _batches(self, seed: int) -> Iterator[Batch]:
+        """Read what the source gives; whatever its own code raises names the domain and the place."""
+        read = 0
+        items = _seeded(self._source, seed)
+        while True:
+            try:
+                item = next(items, _END)
+            except InputError:
+                raise
+            except Exception as error:
+                raise unreadable(f"domain {self.name!r}: after image {read} of a pass", error) from error
+            if item is _END:
+                return
+            part = self._read(item)
+            read += len(part.images)
+            yield part
 
     def _ours(self, part: Batch, seen: int) -> Batch:
         if self._share is None:
@@ -208,6 +228,20 @@ class StreamDomain:
                 raise InputError(f"domain {self.name!r}: {len(labels)} labels for {len(images)} images")
             check_labels(labels, self.name, count=self._count)
         return Batch(images, labels)
+
+
+def unreadable(where: str, error: Exception) -> InputError:
+    """Return the error for a user's data set that raises where an image is wanted.
+
+    Args:
+        where: Domain and image.
+        error: What it raised; one of a loader's worker process ends with the line that says what was wrong.
+    """
+    if isinstance(error, InputError):
+        return error
+    lines = str(error).strip().splitlines()
+    reason = lines[-1] if lines and "Traceback" in str(error) else f"{type(error).__name__}: {' '.join(lines)}"
+    return InputError(f"{where} can't be read ({reason[:300]}); repair the data set or leave the image out")
 
 
 def _images_and_labels(item: object, name: str) -> tuple[Tensor, Tensor | None]:

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,9 @@ from modelfence.evaluation import metrics
 from modelfence.evaluation.batch_norm import refreshed
 from modelfence.evaluation.scores import ModelScore
 from modelfence.masking.batch_mode import has_batch_norm
+from modelfence.models.autocast import Resolved, autocast
 from modelfence.models.outputs import logits_of
 
-Precision = Literal["fp32", "bf16"]
 _NO_ANSWER = -1
 
 
@@ -35,7 +34,7 @@ class Runner:
     batch_size: int
     refresh_images: int
     limit: int | None
-    precision: Precision
+    precision: Resolved
     device: torch.device
 
     def predict(self, network: nn.Module, images: Tensor) -> Tensor:
@@ -46,12 +45,8 @@ class Runner:
 
     def forward(self, network: nn.Module, images: Tensor) -> Tensor:
         """Return logits (B, K)."""
-        with self.autocast():
+        with autocast(self.device, self.precision):
             return logits_of(network(_fast_layout(images)))
-
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context that the chosen precision runs in."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def measure(
         self, networks: list[nn.Module], domain: Domain, unlabelled: Domain, name: str, classes: int
@@ -102,7 +97,7 @@ class Runner:
         # Files are often sorted by class: a batch of one class has no usable statistics.
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         shuffled = _fast_layout(images[order.to(images.device)])
-        with self.autocast():
+        with autocast(self.device, self.precision):
             return [refreshed(network, [shuffled]) if has_batch_norm(network) else None for network in networks]
 
 

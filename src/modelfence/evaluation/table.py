@@ -13,10 +13,11 @@ from modelfence.data.sources import as_domain
 from modelfence.errors import InputError, nearest
 from modelfence.evaluation.batch_norm import copied
 from modelfence.evaluation.result import Evaluation
-from modelfence.evaluation.runner import Precision, Runner, checked_labels, untouched
+from modelfence.evaluation.runner import Runner, checked_labels, untouched
 from modelfence.evaluation.scores import DomainScore, ModelScore, Role
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.unwrap import unwrap
+from modelfence.models.autocast import Resolved
 
 __all__ = ["DomainScore", "Evaluation", "ModelScore", "evaluate"]
 
@@ -32,7 +33,7 @@ def evaluate(
     refresh_images: int = 500,
     refresh_on: Mapping[str, object] | None = None,
     limit: int | None = None,
-    precision: Precision = "fp32",
+    precision: Resolved = "fp32",
     device: torch.device | str | None = None,
 ) -> Evaluation:
     """Measure accuracies, drops, ST-D and closure of a model on named domains.
@@ -80,7 +81,7 @@ def evaluate(
     _check_options(precision, batch_size=batch_size, refresh_images=refresh_images, limit=limit)
     found = {name: as_domain(thing, name=name, image=image, split="test") for name, thing in domains.items()}
     others = {name: as_domain(thing, name=name, image=image) for name, thing in (refresh_on or {}).items()}
-    target = torch.device(device) if device is not None else _device_of(model)
+    target = _device(device) if device is not None else _device_of(model)
     networks = [_on(unwrap(network), target) for network in (model, before) if network is not None]
     run = Runner(batch_size, refresh_images, limit, precision, target)
     scores = []
@@ -131,6 +132,13 @@ def _check_options(precision: object, **counts: object) -> None:
             continue
         if not isinstance(count, int) or isinstance(count, bool) or count < least:
             raise InputError(f"{name} is {count!r:.40}; a whole number of at least {least} is needed")
+
+
+def _device(given: torch.device | str) -> torch.device:
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device is {given!r:.40}; a device of torch, such as 'cpu' or 'cuda', is needed") from error
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -8,7 +8,7 @@ import torch
 from modelfence.errors import InputError
 
 Precision = Literal["auto", "bf16", "fp32"]
-Resolved = Literal["bf16", "fp32"]
+Resolved = Literal["fp32", "bf16"]
 
 
 def default_precision(device: torch.device | str = "cpu") -> Resolved:

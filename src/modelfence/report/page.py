@@ -142,7 +142,7 @@ def _table(evaluation: Evaluation) -> str:
             top += [f'<th scope="col" rowspan="2">{column.title}</th>' for column in members]
     rows = [
         f'<tr class="{score.role}"><th scope="row">{_breakable(score.name)}<small>{score.role}</small></th>'
-        + "".join(f"<td>{column.values[index]}</td>" for column in columns)
+        + "".join(f"<td>{html.escape(column.values[index])}</td>" for column in columns)
         + "</tr>"
         for index, score in enumerate(evaluation.scores)
     ]
