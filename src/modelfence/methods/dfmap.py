@@ -1,7 +1,6 @@
 """DF-MAP: a mask from the model alone, or from the model and its source, against domains that are synthesized."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -33,31 +32,15 @@ class DFMap(SyntheticConfig):
         drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled; at least 64.
         neighbours: Styled copies to make; those that the model disagrees on are dropped.
         outside: Share of the images near the source that a copy must be farther from it than, to be unlearned.
-        most_images: Authorized images that are taken into memory, at most.
 
     Example:
         >>> DFMap().steps, DFMap(neighbours=100).neighbours
         (400, 100)
     """
 
-    RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "default": {
-            "steps": 400,
-            "batch_size": 32,
-            "learning_rate": 2e-4,
-            "decay": 0.5,
-            "ascent": 1.0,
-            "limit": 1.5,
-            "clamp": "sample",
-            "tolerance": 0.2,
-        },
-    }
-
-    recipe: Literal["default"] = "default"
     drawings: Annotated[int, Field(ge=_FEWEST)] = 2048
     neighbours: Annotated[int, Field(ge=_FEWEST)] = 12288
     outside: Annotated[float, Field(ge=0, le=1)] = 0.95
-    most_images: Annotated[int, Field(ge=_FEWEST)] = 5000
 
 
 @learner(DFMap, needs=(), takes=("authorized",), labels=False)

@@ -1,10 +1,6 @@
 """SF-MAP: a mask from the model and unlabelled unauthorized images (Eq. 4), hardened against BatchNorm refresh."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
-
 import torch
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -26,29 +22,10 @@ class SFMap(SyntheticConfig):
     unlabelled unauthorized images x_t. By default x' is made beforehand, from what the network itself tells of its
     source.
 
-    Attributes:
-        most_images: Images of each unauthorized domain that are taken into memory, at most.
-
     Example:
         >>> SFMap().steps, SFMap(steps=100).clamp
         (400, 'sample')
     """
-
-    RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "default": {
-            "steps": 400,
-            "batch_size": 32,
-            "learning_rate": 2e-4,
-            "decay": 0.5,
-            "ascent": 1.0,
-            "limit": 1.5,
-            "clamp": "sample",
-            "tolerance": 0.2,
-        },
-    }
-
-    recipe: Literal["default"] = "default"
-    most_images: Annotated[int, Field(ge=8)] = 5000
 
 
 # BatchNorm distance: source images had 0.0012 at most, other digit domains 0.13 and more, in the four pairs looked at

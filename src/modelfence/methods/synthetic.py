@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -41,8 +41,23 @@ class SyntheticConfig(MaskConfig):
         terms: "both"; or one alone, for ablation: "source" keeps, "target" unlearns.
         pseudo_threshold: Delta of Eq. 4: a less sure prediction is replaced by the mean over augmented copies.
         pseudo_augmentations: How many copies.
+        most_images: Images of a domain given that are taken into memory, at most.
     """
 
+    RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "default": {
+            "steps": 400,
+            "batch_size": 32,
+            "learning_rate": 2e-4,
+            "decay": 0.5,
+            "ascent": 1.0,
+            "limit": 1.5,
+            "clamp": "sample",
+            "tolerance": 0.2,
+        },
+    }
+
+    recipe: Literal["default"] = "default"
     generated: Count = 2048
     translated: Count = 2048
     restyled: Count = 3072
@@ -54,6 +69,7 @@ class SyntheticConfig(MaskConfig):
     terms: Literal["both", "source", "target"] = "both"
     pseudo_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
     pseudo_augmentations: Count = 0
+    most_images: Annotated[int, Field(ge=64)] = 5000
 
 
 def pixels_of(domain: Domain, image: ImageSpec, most: int) -> Tensor:
