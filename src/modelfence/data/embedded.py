@@ -148,7 +148,7 @@ def _font_digits() -> tuple[Pixels, Tensor, int]:
 def _printed(digit: int, font: Path, rng: np.random.Generator) -> Pixels:
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-    face = ImageFont.truetype(font, int(rng.integers(32, 40)), layout_engine=ImageFont.Layout.BASIC)
+    face = ImageFont.truetype(str(font), int(rng.integers(32, 40)), layout_engine=ImageFont.Layout.BASIC)
     angle, shift_x, shift_y = rng.uniform(-8, 8), *rng.uniform(-2, 2, size=2)
     image = Image.new("L", (SIDE, SIDE))
     left, top, right, bottom = face.getbbox(str(digit))
