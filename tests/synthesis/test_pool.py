@@ -76,7 +76,7 @@ def test_a_fit_brings_images_nearer_to_the_source():
 def test_a_collapsed_pool_says_so():
     made = pool(classifier())
     facts = {"images": 30.0, "classes": 2.0, "of_classes": 4.0, "confidence": 0.3, "contrast": 0.001}
-    worse = PseudoSource(IMAGE, made.parts, made.predicted, {"generated": facts})
+    worse = PseudoSource(IMAGE, made.parts, made.logits, {"generated": facts})
     texts = worse.warnings()
     assert len(texts) == 3
     assert "2 of 4 classes" in texts[0]
@@ -127,3 +127,10 @@ def test_neighbours_are_sorted_by_their_distance():
     assert torch.equal(judge.logits(found.outside).argmax(1), found.labels)
     plain = neighbours(Judge(classifier(norm=False), IMAGE), pixels(), 100, near=pixels(), quantile=0.5, seed=0)
     assert len(plain.inside) == 0
+
+
+def test_the_logits_go_with_the_images():
+    made = pool(classifier(), pixels())
+    judge = Judge(classifier(), IMAGE)
+    assert torch.allclose(made.near_logits, judge.logits(made.near), atol=1e-5)
+    assert all(len(made.logits[name]) == len(part) for name, part in made.parts.items())

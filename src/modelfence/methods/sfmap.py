@@ -53,8 +53,9 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
         _require_another_domain(name, judge.distance(some))
     pool = pseudo_source(model, config, session, image, torch.cat(list(pixels.values())))
     targets = {name: Examples(name, some, _labels(judge, some, config)) for name, some in pixels.items()}
-    near = Examples("pseudo-source", pool.near, judge.logits(pool.near))
-    far = None if pool.far is None else Examples("restyled copies", pool.far, judge.logits(pool.far))
+    near = Examples("pseudo-source", pool.near, pool.near_logits)
+    copies = pool.parts.get("restyled")
+    far = None if copies is None else Examples("restyled copies", copies, pool.logits["restyled"])
     return learn_on(model, config, session, Material(near, targets, far), image)
 
 

@@ -160,7 +160,12 @@ def pseudo_source(
         config: How many images, and how they are made.
         session: Where to keep them.
         image: What the model eats.
-        unauthorized: uint8 images of all unauthorized domains, or None.
+        unauthorized: uint8 (N, C, H, W), images of all unauthorized domains, or None.
+
+    Raises:
+        InputError: No images would be made.
+        ArtifactError: They can't be kept.
+        NonFiniteError: A generator's loss became NaN or infinite.
     """
     folder = session.cache
     if folder is None and session.state_file is not None:
@@ -189,6 +194,7 @@ def pseudo_source(
         announce=session.announce,
         keep=lambda part, make: store.keep(part, make, count=counts[part], **({} if part == "generated" else seen)),
     )
-    for warning in pool.warnings() if session.announce is not None else ():
-        session.announce(f"warning: {warning}")  # type: ignore[misc]
+    if session.announce is not None:
+        for warning in pool.warnings():
+            session.announce(f"warning: {warning}")
     return pool

@@ -32,7 +32,7 @@ class PseudoSource:
         image: What the classifier eats.
         parts: uint8 (N, C, H, W) on the CPU, by name: "generated" from noise, "translated" from unauthorized images
             into the source's style, "restyled" copies of unauthorized images in random styles.
-        predicted: What the classifier takes the images for: int64 (N,), by the same names.
+        logits: What the classifier says of the images: float32 (N, K), by the same names.
         facts: Per part: images, classes present, mean confidence in 0..1, BatchNorm distance, contrast.
 
     Example:
@@ -45,18 +45,21 @@ class PseudoSource:
 
     image: ImageSpec
     parts: Mapping[str, Tensor]
-    predicted: Mapping[str, Tensor]
+    logits: Mapping[str, Tensor]
     facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def near(self) -> Tensor:
         """The images that look like the source to the classifier, uint8 (N, C, H, W)."""
-        return torch.cat([self.parts[name] for name in NEAR if name in self.parts])
+        return self._near(self.parts)
 
     @property
-    def far(self) -> Tensor | None:
-        """The restyled copies, uint8 (N, C, H, W), or None."""
-        return self.parts.get("restyled")
+    def near_logits(self) -> Tensor:
+        """What the classifier says of :attr:`near`, float32 (N, K)."""
+        return self._near(self.logits)
+
+    def _near(self, values: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([values[name] for name in NEAR if name in values])
 
     def sample(self, count: int, seed: int = 0) -> Tensor:
         """Return random images of the near parts, normalized as the classifier takes them.
@@ -164,11 +167,10 @@ def examined(judge: Judge, parts: Mapping[str, Tensor]) -> PseudoSource:
         judge: The classifier.
         parts: uint8 images by part.
     """
-    predicted, facts = {}, {}
+    answers, facts = {}, {}
     for name, pixels in parts.items():
-        logits = judge.logits(pixels)
-        predicted[name] = logits.argmax(1)
-        share = torch.bincount(predicted[name], minlength=logits.shape[1]) / len(pixels)
+        logits = answers[name] = judge.logits(pixels)
+        share = torch.bincount(logits.argmax(1), minlength=logits.shape[1]) / len(pixels)
         distance = judge.distance(pixels)
         facts[name] = {
             "images": float(len(pixels)),
@@ -178,4 +180,4 @@ def examined(judge: Judge, parts: Mapping[str, Tensor]) -> PseudoSource:
             "contrast": float((pixels[:1000].float() / 255).std(dim=0).mean()),
             **({} if distance is None else {"distance": distance}),
         }
-    return PseudoSource(judge.image, dict(parts), predicted, facts)
+    return PseudoSource(judge.image, dict(parts), answers, facts)
