@@ -1,5 +1,6 @@
 """DF-MAP: a mask from the model alone, or from the model and its source, against domains that are synthesized."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -31,6 +32,7 @@ class DFMap(SyntheticConfig):
     Attributes:
         drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled; at least 64.
         neighbours: Styled copies to make; those that the model disagrees on are dropped.
+        restyled: Isn't used: the styled copies take that place.
         outside: Share of the images near the source that a copy must be farther from it than, to be unlearned.
 
     Example:
@@ -61,9 +63,11 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
     judge = judge_of(model, image, session)
     drawn = _drawings(image, config)
     if session.authorized is None:
-        near = pseudo_source(model, config, session, image, drawn).near
+        pool = pseudo_source(model, replace(config, restyled=0), session, image, drawn)
+        near, answers = pool.near, pool.near_logits
     else:
         near = pixels_of(session.authorized, image, config.most_images)
+        answers = judge.logits(near)
     around = neighbours(
         judge,
         torch.cat([near, drawn]),
@@ -77,9 +81,9 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
             f"only {len(around.outside)} of {config.neighbours} auxiliary images are far from the source and "
             f"recognized; at least {_FEWEST} are needed: raise neighbours, or lower outside"
         )
-    labels = torch.nn.functional.one_hot(around.labels, judge.logits(near[:1]).shape[1]).float()
+    labels = torch.nn.functional.one_hot(around.labels, answers.shape[1]).float()
     material = Material(
-        Examples("pseudo-source", near, judge.logits(near)),
+        Examples("pseudo-source", near, answers),
         {"neighbours": Examples("auxiliary images", around.outside, labels)},
         Examples("images inside", around.inside, judge.logits(around.inside)) if len(around.inside) else None,
     )
