@@ -1,0 +1,77 @@
+"""What NTL and CUTI are given in the source-free table: the pseudo-source and pseudo-labels of SF-MAP."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from modelfence.data.domain import Domain, IndexedDomain
+from modelfence.data.image_spec import ImageSpec
+from modelfence.methods.loop import Session
+from modelfence.methods.sfmap import SFMap
+from modelfence.methods.synthetic import judge_of, pixels_of, pseudo_source
+from modelfence.protect import default_fabric
+from modelfence.synthesis.pseudo_labels import pseudo_labels
+
+
+class StandIns(NamedTuple):
+    """Labelled domains for methods that need them where nothing is labelled and there is no source."""
+
+    authorized: IndexedDomain
+    unauthorized: dict[str, Domain]
+
+
+def stand_ins(
+    model: nn.Module,
+    unauthorized: dict[str, Domain],
+    image: ImageSpec,
+    config: SFMap,
+    *,
+    cache: Path | None = None,
+) -> StandIns:
+    """Make the domains that a method with labels is trained on in the source-free setting.
+
+    The images are those that :class:`~modelfence.methods.sfmap.SFMap` learns from with the same configuration, found in
+    the same cache: "we train NTL, CUTI, and SF-MAP with the same samples" (MAP, CVPR 2024, section 4.3). Their labels
+    are what the source model takes them for.
+
+    Args:
+        model: The source model.
+        unauthorized: Unauthorized domains by name; their labels aren't looked at.
+        image: What the model eats.
+        config: How the images are made, and the seed.
+        cache: Where they are kept.
+
+    Raises:
+        InputError: No images would be made.
+        NonFiniteError: A generator's loss became NaN or infinite.
+    """
+    session = Session(fabric=default_fabric(config.precision), unauthorized=unauthorized, image=image, cache=cache)
+    pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in unauthorized.items()}
+    judge = judge_of(model, image, session)
+    pool = pseudo_source(model, config, session, judge, torch.cat(list(pixels.values())))
+    settings = {"threshold": config.pseudo_threshold, "augmentations": config.pseudo_augmentations}
+    labels = {
+        name: pseudo_labels(judge, some, seed=config.seed, **settings).argmax(1)  # type: ignore[arg-type]
+        for name, some in pixels.items()
+    }
+    targets: dict[str, Domain] = {name: domain_of(name, some, labels[name], image) for name, some in pixels.items()}
+    return StandIns(domain_of("pseudo-source", pool.near, pool.near_logits.argmax(1), image), targets)
+
+
+def domain_of(name: str, pixels: Tensor, labels: Tensor, image: ImageSpec) -> IndexedDomain:
+    """Return a domain of images in memory.
+
+    Args:
+        name: What tables and errors call it.
+        pixels: uint8 (N, C, H, W).
+        labels: int64 (N,).
+        image: What the model eats.
+
+    Example:
+        >>> spec = ImageSpec(channels=1, height=1, width=1, mean=(0.0,), std=(1 / 255,))
+        >>> domain_of("dark", torch.zeros(3, 1, 1, 1, dtype=torch.uint8), torch.arange(3), spec).size
+        3
+    """
+    return IndexedDomain(name, pixels.__getitem__, len(pixels), spec=image, labels=labels)

@@ -1,0 +1,120 @@
+"""What was asked for: which table, with which methods, seeds and budget; and the results it is made of."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from modelfence.bench.budgets import Budget, budget
+from modelfence.bench.cells import Cell, Cells, Record, read_record, write_record
+from modelfence.bench.claims import is_claimed
+from modelfence.bench.rendering import FAILED, OPEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One table that was asked for.
+
+    Attributes:
+        table: Its name, such as "digits".
+        setting: "sa", "sf" or "df".
+        budget: Name of the budget.
+        network: None takes the budget's for the family.
+        methods: Names of methods, in the order of the rows.
+        seeds: Of the methods.
+        what: Domains, pairs ("source>target") or networks, whatever the table has rows of.
+    """
+
+    table: str
+    setting: str
+    budget: str
+    network: str | None = None
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    what: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the table's files."""
+        parts = [self.table, self.setting, self.budget, *([self.network] if self.network else [])]
+        return "-".join(parts)
+
+    @property
+    def limits(self) -> Budget:
+        """The budget itself."""
+        return budget(self.budget)
+
+    def network_for(self, family: str) -> str:
+        """Return the network for a family of domains."""
+        return self.network or self.limits.networks[family]
+
+    def joined(self, other: "Request | None") -> "Request":
+        """Return this request with what an earlier one of the same name asked for beside."""
+        if other is None:
+            return self
+        lists = {key: tuple(dict.fromkeys((*getattr(other, key), *getattr(self, key)))) for key in _LISTS}
+        return replace(self, **lists)  # type: ignore[arg-type]  # only the lists
+
+    def save(self, folder: Path) -> "Request":
+        """Keep it, joined with what was asked for earlier, so that the tables can be merged again later.
+
+        Args:
+            folder: The folder of requests.
+
+        Raises:
+            ArtifactError: It can't be written.
+        """
+        path = folder / f"{self.name}.json"
+        whole = self.joined(_from_record(read_record(path)))
+        write_record(path, asdict(whole))
+        return whole
+
+
+_LISTS = ("methods", "seeds", "what")
+
+
+def saved_requests(folder: Path) -> list[Request]:
+    """Return every request kept in a folder, by name.
+
+    Args:
+        folder: The folder of requests.
+    """
+    found = (_from_record(read_record(path)) for path in sorted(folder.glob("*.json")))
+    return [request for request in found if request is not None]
+
+
+def _from_record(record: Record | None) -> Request | None:
+    if record is None or set(record) != {field.name for field in fields(Request)}:
+        return None
+    values: dict[str, Any] = {key: tuple(value) if key in _LISTS else value for key, value in record.items()}
+    return Request(**values)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Finished cells, and what is said of the others.
+
+    Attributes:
+        store: Where they are kept.
+    """
+
+    store: Cells
+
+    def of(self, cells: Sequence[Cell]) -> list[Record]:
+        """Return the results of those cells that are finished."""
+        return [record for record in map(self.store.read, cells) if record is not None]
+
+    def state(self, cells: Sequence[Cell]) -> str:
+        """Say in a word or two why not all cells are finished; empty where they are."""
+        left = [cell for cell in cells if self.store.read(cell) is None]
+        if not left:
+            return ""
+        return FAILED if self.failed(left) else OPEN
+
+    def failed(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return those cells that failed the last time."""
+        return [cell for cell in cells if self.store.read(cell) is None and self.store.error(cell) is not None]
+
+    def running(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return those cells that a process is at work on."""
+        return [cell for cell in cells if is_claimed(self.store.path(cell))]

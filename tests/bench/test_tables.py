@@ -1,0 +1,196 @@
+"""Which cells the tables have, and their rows from results that cost nothing."""
+
+from pathlib import Path
+
+import pytest
+from tests.bench.fakes import result
+
+from modelfence.bench import methods
+from modelfence.bench.cells import Cell, Cells
+from modelfence.bench.request import Request, Results, saved_requests
+from modelfence.bench.tables.catalog import FOUR, KINDS, request
+from modelfence.bench.tables.convergence import curve_of
+from modelfence.errors import InputError
+
+HERE = [*methods.defaults("sa"), *methods.defaults("sf"), *methods.defaults("df")]
+
+
+def made(tmp_path: Path, asked: Request, numbers: object) -> Results:
+    store = Cells(tmp_path)
+    for cell in KINDS[asked.table].cells(asked):
+        found = numbers(cell)
+        if found is not None:
+            store.save(cell, found)
+    return Results(store)
+
+
+def digits(cell: Cell) -> dict[str, object]:
+    if cell.method == "SL":
+        domains = {cell.source: (0.99, 0.99), **dict.fromkeys(cell.targets, (0.5, 0.5))}
+        record = result(**domains)
+        for score in record["evaluation"]["scores"]:
+            score["before"] = None
+        return record
+    after = 0.97 - 0.01 * cell.seed
+    return result(**{cell.source: (0.99, after), **dict.fromkeys(cell.targets, (0.5, 0.1 + 0.02 * cell.seed))})
+
+
+def test_the_digit_tables_have_a_cell_for_each_pair_method_and_seed() -> None:
+    for setting, pairs in (("sa", 12), ("sf", 12), ("df", 4)):
+        asked = request("digits", budget="cpu", setting=setting)
+        cells = KINDS["digits"].cells(asked)
+        assert len(cells) == pairs * len(asked.methods) * len(asked.seeds)
+        assert len({cell.name for cell in cells}) == len(cells)
+        assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+
+
+def test_every_budget_has_the_same_cells_for_the_four_tables() -> None:
+    for table, setting in FOUR:
+        names = []
+        for budget in ("smoke", "cpu", "full"):
+            asked = request(table, budget=budget, setting=setting, seeds=[0])
+            names.append({(one.method, one.source, one.targets) for one in KINDS[table].cells(asked)})
+        assert names[0] == names[1] == names[2]
+
+
+def test_a_digit_table_shows_ours_beside_the_paper_s(tmp_path: Path) -> None:
+    asked = request("digits", budget="cpu", chosen=["SL", "SAMap"], seeds=[0, 1])
+    table = KINDS["digits"].build(asked, made(tmp_path, asked, digits)).table
+    assert table.header[:7] == ["method", "source", "", "MT", "US", "SN", "MM"]
+    assert table.rows[0] == ["SL", "MT", "ours", "99.0", "50.0", "50.0", "50.0", "-", "-", "-", "-"]
+    after, drop = "99.0 => 96.5 ± 0.7", "50.0 => 11.0 ± 1.4"
+    # drops 2/99 and 3/99 of the source, 80 and 76 % of the targets; ratios 0.0253 and 0.0399; closures 1 and 0.95
+    numbers = ["2.5 ± 0.7", "78.0 ± 2.8", "0.033 ± 0.010", "0.975 ± 0.035"]
+    assert table.rows[4] == ["SA-MAP", "MT", "ours", after, drop, drop, drop, *numbers]
+    paper = ["98.9 => 99.0", "96.3 => 14.3", "36.3 => 18.9", "64.9 => 10.7", "-0.1", "77.8", "-0.001"]
+    assert table.rows[5][:10] == ["SA-MAP", "MT", "paper", *paper]
+    assert table.rows[-2] == ["SA-MAP", "mean", "ours", "", "", "", "", *numbers]
+    assert table.rows[-1][:3] == ["SA-MAP", "mean", "paper"]
+    assert table.rows[-1][7:10] == ["-0.3", "81.1", "-0.003"]
+    ours = {"method": "SAMap", "source": "mnist", "who": "ours", "domain": "usps", "quantity": "accuracy after"}
+    found = [one for one in table.records if ours.items() <= one.items()]
+    assert [(one["mean"], one["seeds"]) for one in found] == [(0.11, 2)]
+
+
+def test_an_unfinished_or_failed_cell_is_marked_and_its_row_has_no_drops(tmp_path: Path) -> None:
+    asked = request("digits", budget="cpu", chosen=["SAMap"], seeds=[0])
+    gone = ("usps", ("mnist",)), ("svhn", ("mnist",))
+    results = made(tmp_path, asked, lambda cell: None if (cell.source, cell.targets) in gone else digits(cell))
+    failed = next(cell for cell in KINDS["digits"].cells(asked) if (cell.source, cell.targets) == gone[1])
+    results.store.fail(failed, InputError("no"))
+    rows = {(row[1], row[2]): row for row in KINDS["digits"].build(asked, results).table.rows}
+    assert rows["US", "ours (...)"][3] == "..."
+    assert rows["SN", "ours (failed)"][3] == "failed"
+    assert rows["SN", "ours (failed)"][7:] == ["-"] * 4
+    assert rows["mean", "ours"][7:] == ["-"] * 4
+    assert rows["MT", "ours"][7] == "2.0"
+
+
+def test_the_data_free_table_takes_all_targets_of_one_mask(tmp_path: Path) -> None:
+    asked = request("digits", budget="cpu", setting="df")
+    table = KINDS["digits"].build(asked, made(tmp_path, asked, digits)).table
+    assert table.rows[0][2:7] == ["ours", "99.0 => 97.0", *["50.0 => 10.0"] * 3]
+
+
+def test_the_ownership_table(tmp_path: Path) -> None:
+    asked = request("ownership", budget="cpu", chosen=["SL", "SAMap"], what=["mnist"])
+
+    def verdict(cell: Cell) -> dict[str, object]:
+        lost = 0.0 if cell.method == "SL" else 0.9
+        facts = {"accuracy_clean": 0.98, "accuracy_marked": 0.98 - lost, "gap": lost}
+        return {**result(), "verdict": {**facts, "p_value": 1 - lost, "holds": lost > 0.5}}
+
+    table = KINDS["ownership"].build(asked, made(tmp_path, asked, verdict)).table
+    assert table.rows == [
+        ["SL", "MT", "98.0", "98.0", "0.0", "0 of 1", "1.0e+00", "99.4", "99.2", "0.2"],
+        ["SL", "mean", "", "", "0.0", "", "", "", "", "0.2"],
+        ["SA-MAP", "MT", "98.0", "8.0", "90.0", "1 of 1", "1.0e-01", "98.3", "9.7", "88.6"],
+        ["SA-MAP", "mean", "", "", "90.0", "", "", "", "", "88.6"],
+    ]
+
+
+def test_objects_show_the_degradation_beside_the_paper_s(tmp_path: Path) -> None:
+    asked = request("objects", budget="cpu", setting="sf", chosen=["SFMap"], what=["cifar10>stl10"])
+    results = made(tmp_path, asked, lambda _: result(cifar10=(0.8, 0.76), stl10=(0.6, 0.3)))
+    table = KINDS["objects"].build(asked, results).table
+    pair = ["SF-MAP", "CIFAR10 -> STL10"]
+    assert table.rows == [[*pair, "80.0", "76.0", "60.0", "30.0", "46.0", "5.0", "50.0", "0.100", "38.0"]]
+
+
+def test_the_ablation_has_the_source_model_and_three_losses(tmp_path: Path) -> None:
+    asked = request("losses", budget="cpu", what=["mnist>usps"])
+    cells = KINDS["losses"].cells(asked)
+    assert [cell.options for cell in cells] == [(), (("terms", "source"),), (("terms", "target"),)]
+    assert cells[0] in KINDS["digits"].cells(request("digits", budget="cpu", setting="sf"))
+    results = made(tmp_path, asked, lambda _: result(mnist=(0.8, 0.76), usps=(0.6, 0.3)))
+    table = KINDS["losses"].build(asked, results).table
+    assert [row[2] for row in table.rows] == ["none: SL", "L1 alone: keep", "L2 alone: unlearn", "L1 + L2"]
+    assert table.rows[0][4:] == ["80.0", "-", "60.0", "20.0", "-", "-", "-"]
+
+
+def test_curves_and_shares_of_steps(tmp_path: Path) -> None:
+    asked = request("convergence", budget="cpu", chosen=["SFMap"])
+    history = [{"step": step, "watch:mnist": 0.9, "watch:usps": 1 - step / 200} for step in (25, 50, 75, 100)]
+    results = made(tmp_path, asked, lambda _: {**result(), "history": history})
+    built = KINDS["convergence"].build(asked, results)
+    assert built.table.rows[1] == ["SF-MAP", "US", "87.5", "75.0", "62.5", "50.0"]
+    assert curve_of(history, "usps")[0] == (25, 0.875)
+
+
+@pytest.mark.parametrize("table", ["digits", "objects", "convergence", "tsne"])
+def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
+    asked = request(table, budget="smoke", setting="sa" if table in ("digits", "objects") else "sf")
+    points = {"x": [0.0, 1.0, 2.0], "y": [0.0, 1.0, 0.0], "labels": [0, 0, 1]}
+
+    def numbers(cell: Cell) -> dict[str, object]:
+        names = (cell.source, *cell.targets)
+        history = [{"step": step, **{f"watch:{name}": 0.5 for name in names}} for step in (5, 10)]
+        return {**digits(cell), "history": history, "points": dict.fromkeys(names, points)}
+
+    figures = KINDS[table].build(asked, made(tmp_path, asked, numbers)).figures
+    assert len(figures) == 1
+    for draw in figures.values():
+        assert draw().axes
+    empty = KINDS[table].build(asked, Results(Cells(tmp_path / "none")))
+    assert all(draw().axes for draw in empty.figures.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "fragments"),
+    [
+        ({"table": "digits", "budget": "huge"}, ["budget: unknown 'huge'", "smoke, cpu, full"]),
+        ({"table": "digits", "budget": "cpu", "setting": "xx"}, ["no setting 'xx'", "sa, sf, df"]),
+        ({"table": "digits", "budget": "cpu", "chosen": ["SAMapp"]}, ["unknown 'SAMapp'", "'SAMap'"]),
+        ({"table": "digits", "budget": "cpu", "chosen": ["SAMap:best"]}, ["SAMap:best", "recipe"]),
+        ({"table": "digits", "budget": "cpu", "chosen": ["SFMap"]}, ["SFMap doesn't work in setting 'sa'"]),
+        ({"table": "digits", "budget": "cpu", "setting": "df", "chosen": ["SAMap"]}, ["SAMap doesn't work"]),
+        ({"table": "digits", "budget": "cpu", "what": ["mnist"]}, ["'mnist'", "source>target"]),
+        ({"table": "digits", "budget": "cpu", "what": ["mnist>cifar10"]}, ["cifar10 can't be a target of mnist"]),
+        ({"table": "digits", "budget": "cpu", "what": ["mnits>usps"]}, ["unknown domain 'mnits'", "'mnist'"]),
+        ({"table": "digits", "budget": "cpu", "seeds": [-1]}, ["--seeds: -1"]),
+        ({"table": "backbones", "budget": "cpu", "what": ["vgg12"]}, ["vgg12"]),
+    ],
+)
+def test_wrong_requests_are_one_line(given: dict[str, object], fragments: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        request(**given)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_rivals_may_be_asked_for_without_a_source() -> None:
+    assert request("digits", budget="cpu", setting="sf", chosen=["SAMap"]).methods == ("SAMap",)
+
+
+def test_requests_of_one_table_are_joined_and_kept(tmp_path: Path) -> None:
+    request("digits", budget="cpu", chosen=["SL"], seeds=[1]).save(tmp_path)
+    whole = request("digits", budget="cpu", chosen=["SAMap", "SL"], seeds=[0, 1]).save(tmp_path)
+    assert (whole.methods, whole.seeds) == (("SL", "SAMap"), (1, 0))
+    assert saved_requests(tmp_path) == [whole]
+    (tmp_path / "digits-sa-cpu.json").write_text("{")
+    assert saved_requests(tmp_path) == []
+
+
+def test_the_methods_of_the_tables_are_here() -> None:
+    assert {"SAMap", "SFMap", "DFMap"} <= set(HERE)
