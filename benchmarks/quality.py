@@ -76,7 +76,7 @@ def measure(options, source, targets, seed):
         "targets": list(targets),
         "seed": seed,
         "seconds": round(seconds, 1),
-        "cut_share": protected.mask.cut_share(),
+        "cut_share": None if protected.mask is None else protected.mask.cut_share(),
         "evaluation": table.to_dict(),
         "history": [{key: round(value, 4) for key, value in row.items()} for row in protected.history],
         "configuration": asdict(method),

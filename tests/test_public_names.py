@@ -8,9 +8,11 @@ import pytest
 import modelfence
 
 NAMES = {
+    "CUTI",
     "DFMap",
     "ImageSpec",
     "Mask",
+    "NTL",
     "Protection",
     "SAMap",
     "SFMap",

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from modelfence.evaluation.table import evaluate
     from modelfence.masking.mask import Mask
     from modelfence.masking.preflight import preflight
+    from modelfence.methods.cuti import CUTI
     from modelfence.methods.dfmap import DFMap
+    from modelfence.methods.ntl import NTL
     from modelfence.methods.samap import SAMap
     from modelfence.methods.sfmap import SFMap
     from modelfence.ownership.verification import verify
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from modelfence.protect import Protection, protect
 
 _WHERE = {
+    "CUTI": "modelfence.methods.cuti",
     "DFMap": "modelfence.methods.dfmap",
     "ImageSpec": "modelfence.data.image_spec",
     "Mask": "modelfence.masking.mask",
+    "NTL": "modelfence.methods.ntl",
     "Protection": "modelfence.protect",
     "SAMap": "modelfence.methods.samap",
     "SFMap": "modelfence.methods.sfmap",
@@ -33,6 +37,8 @@ _WHERE = {
 }
 
 __all__ = [
+    "CUTI",
+    "NTL",
     "DFMap",
     "ImageSpec",
     "Mask",

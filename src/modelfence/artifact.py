@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as safetensors_tensors
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
@@ -18,11 +20,13 @@ from modelfence.errors import ArtifactError
 from modelfence.evaluation.result import Evaluation
 from modelfence.files import atomic_write, parse_json, usable_path
 from modelfence.masking.mask import Mask
-from modelfence.methods.config import MaskConfig
+from modelfence.methods.config import LearnConfig
+from modelfence.methods.samples import Sample, Synthetic
 from modelfence.models.load import WEIGHTS_FILE, LoadedModel, save_model
 from modelfence.models.weights import without_ties
 from modelfence.report.card import model_card
-from modelfence.results import CARD, HISTORY, MASK, REPORT, replacing
+from modelfence.report.sheets import contact_sheet
+from modelfence.results import CARD, HISTORY, MASK, REPORT, SHEETS, SYNTHETIC, replacing
 
 FORMAT = 1
 
@@ -33,22 +37,24 @@ class Artifact:
 
     Attributes:
         model: The confined network.
-        mask: The mask folded into it.
+        mask: The mask folded into it; None where the network was retrained instead.
         masks: Where each unauthorized domain got its own: those masks by name.
         history: One row per measurement during learning.
         config: The method's configuration.
         origin: How the original network is built and what it eats; None writes the weights without that record.
         evaluation: What was measured; None leaves out the table and the model card.
+        synthetic: Images that were synthesized for learning; a few of them are kept.
         facts: Further JSON values for ``report.json``, such as seconds.
     """
 
     model: nn.Module
-    mask: Mask
+    mask: Mask | None
     masks: Mapping[str, Mask] = field(default_factory=dict)
     history: Sequence[Mapping[str, float]] = ()
-    config: MaskConfig
+    config: LearnConfig
     origin: LoadedModel | None = None
     evaluation: Evaluation | None = None
+    synthetic: Synthetic = field(default_factory=Synthetic)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -73,31 +79,89 @@ def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
 def _write(folder: Path, artifact: Artifact) -> dict[str, Any]:
     method = type(artifact.config).__name__
     _write_model(folder, artifact, method)
-    artifact.mask.save(folder / MASK)
+    if artifact.mask is not None:
+        artifact.mask.save(folder / MASK)
     for number, mask in enumerate(artifact.masks.values()):
         mask.save(folder / MASK / str(number))
     atomic_write(folder / HISTORY, history_text(artifact.history))
     if artifact.evaluation is not None:
         names = ", ".join(score.name for score in artifact.evaluation.authorized)
         card = model_card(
-            artifact.evaluation, {"method": method, **asdict(artifact.config)}, title=f"Model for {names}"
+            artifact.evaluation,
+            {"method": method, **asdict(artifact.config)},
+            title=f"Model for {names}" if names else "A confined model",
+            masked=artifact.mask is not None,
         )
         atomic_write(folder / CARD, card)
+    _write_synthetic(folder, artifact)
     report = {
         "format": FORMAT,
         "method": method,
         "evaluation": None if artifact.evaluation is None else artifact.evaluation.to_dict(),
-        "mask": {
-            "cut_share": artifact.mask.cut_share(),
-            "base_digest": artifact.mask.base_digest,
-            "folded_digest": artifact.mask.folded_digest,
-            "layers": [[name, int(kept.sum()), kept.numel()] for name, kept in artifact.mask.kept.items()],
-        },
+        **({} if artifact.mask is None else {"mask": _mask_facts(artifact.mask)}),
+        **_synthetic_facts(artifact),
         **artifact.facts,
         "machine": machine(),
     }
     atomic_write(folder / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
     return report
+
+
+def _mask_facts(mask: Mask) -> dict[str, Any]:
+    return {
+        "cut_share": mask.cut_share(),
+        "base_digest": mask.base_digest,
+        "folded_digest": mask.folded_digest,
+        "layers": [[name, int(kept.sum()), kept.numel()] for name, kept in mask.kept.items()],
+    }
+
+
+def _synthetic_facts(artifact: Artifact) -> dict[str, Any]:
+    made = artifact.synthetic
+    if not made.samples:
+        return {}
+    facts: dict[str, Any] = {"parts": {part: dict(facts) for part, facts in made.facts.items()}}
+    names = _class_names(artifact)
+    return {"synthetic": {**facts, "warnings": list(made.warnings), **({"class_names": names} if names else {})}}
+
+
+def _class_names(artifact: Artifact) -> list[str] | None:
+    return None if artifact.origin is None else artifact.origin.extra.get("class_names") or None
+
+
+def _write_synthetic(folder: Path, artifact: Artifact) -> None:
+    """Write some of the synthetic images, and a contact sheet of each part."""
+    samples = artifact.synthetic.samples
+    if not samples:
+        return
+    names = _class_names(artifact)
+    tensors = {f"{part}.images": one.images.contiguous() for part, one in samples.items()}
+    tensors |= {f"{part}.classes": one.classes.contiguous() for part, one in samples.items()}
+    atomic_write(folder / SYNTHETIC, safetensors_bytes(tensors, metadata={"format": "pt"}))
+    for part, one in samples.items():
+        atomic_write(folder / SHEETS / f"{part}.png", contact_sheet(one.images, one.classes, names))
+
+
+def read_synthetic(folder: Path) -> dict[str, Sample]:
+    """Read the synthetic images of an output folder, by part; empty where there are none.
+
+    Raises:
+        ArtifactError: They are altered.
+    """
+    path = folder / SYNTHETIC
+    if not path.is_file():
+        return {}
+    try:
+        tensors = safetensors_tensors(path.read_bytes())
+        parts = [name.removesuffix(".images") for name in tensors if name.endswith(".images")]
+        found = {part: Sample(tensors[f"{part}.images"], tensors[f"{part}.classes"]) for part in parts}
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ArtifactError(f"{path}: truncated or altered; run it again") from error
+    for one in found.values():
+        whole = one.images.dtype == torch.uint8 and one.classes.dtype == torch.int64
+        if not whole or one.images.ndim != 4 or one.classes.shape != one.images.shape[:1]:
+            raise ArtifactError(f"{path}: truncated or altered; run it again")
+    return found
 
 
 def _write_model(folder: Path, artifact: Artifact, method: str) -> None:
@@ -140,7 +204,23 @@ def read_report(folder: Path) -> dict[str, Any]:
         Evaluation.from_dict(report["evaluation"], where=f"{path}: evaluation")
     if "mask" in report and not _are_layers(report["mask"]):
         raise ArtifactError(f"{path}: mask.layers: must be a list of name, kept and total; run it again")
+    if "synthetic" in report and not _is_synthetic(report["synthetic"]):
+        raise ArtifactError(f"{path}: synthetic: must have parts with numbers, and warnings; run it again")
+    if not _are_numbers(report.get("agreement", {})):
+        raise ArtifactError(f"{path}: agreement: must be numbers by name; run it again")
     return dict(report)
+
+
+def _is_synthetic(record: object) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("parts"), dict):
+        return False
+    lists = record.get("warnings"), record.get("class_names", [])
+    texts = all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in lists)
+    return texts and all(_are_numbers(facts) for facts in record["parts"].values())
+
+
+def _are_numbers(record: object) -> bool:
+    return isinstance(record, dict) and all(type(value) is float for value in record.values())
 
 
 def _are_layers(mask: object) -> bool:

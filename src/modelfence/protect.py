@@ -1,8 +1,8 @@
-"""The way in: a trained classifier and domains go in, a confined classifier and its mask come out."""
+"""The way in: a trained classifier and domains go in, a confined classifier and, as a rule, its mask come out."""
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,16 @@ from torch import nn
 import modelfence.methods  # noqa: F401 (registers the methods)
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
+from modelfence.files import usable_path, versions
 from modelfence.masking.mask import Mask
 from modelfence.masking.preflight import require_maskable
 from modelfence.masking.unwrap import unwrap
-from modelfence.methods.config import MaskConfig
+from modelfence.methods.config import LearnConfig, MaskConfig
 from modelfence.methods.loop import Monitor, Row, Session
 from modelfence.methods.registry import Method, method_for
+from modelfence.methods.retraining import with_weights
+from modelfence.methods.samples import Synthetic, together
+from modelfence.methods.state import state_file
 from modelfence.monitor import HeldOut, Watch, check_images
 
 if TYPE_CHECKING:
@@ -34,17 +38,21 @@ class Protection:
 
     Attributes:
         model: The confined network: an ordinary module, same class and keys as the one given; what is shipped.
-        mask: The mask folded into it; the owner's record, never shipped.
+        mask: The mask folded into it; the owner's record, never shipped. None where the method retrained the network
+            (:class:`modelfence.NTL`, :class:`modelfence.CUTI`).
         masks: With ``masks="one_each"``: the mask of every unauthorized domain, by name; else empty.
         history: One row per measurement: step, loss and its terms, share of weights kept, held-out accuracies.
         config: The configuration used, every value resolved.
+        synthetic: Where data was missing: some of the images that were synthesized instead, to look at, and what looks
+            wrong with them.
     """
 
     model: nn.Module
-    mask: Mask
+    mask: Mask | None
     masks: Mapping[str, Mask]
     history: list[Row]
-    config: MaskConfig
+    config: LearnConfig
+    synthetic: Synthetic = field(default_factory=Synthetic)
 
     def save(self, folder: str | Path, *, evaluation: "Evaluation | None" = None) -> Path:
         """Write the output folder (docs/artifact.md): the checkpoint to ship, the owner's record, the history.
@@ -68,6 +76,7 @@ class Protection:
             history=self.history,
             config=self.config,
             evaluation=evaluation,
+            synthetic=self.synthetic,
         )
         write_artifact(Path(folder), artifact)
         return Path(folder)
@@ -79,7 +88,7 @@ def protect(
     authorized: Any = None,
     unauthorized: Any = None,
     image: ImageSpec | None = None,
-    method: MaskConfig | None = None,
+    method: LearnConfig | None = None,
     ownership: "Watermark | None" = None,
     watch: Any = None,
     output: str | Path | None = None,
@@ -89,11 +98,12 @@ def protect(
     announce: Callable[[str], None] | None = None,
     fabric: "Fabric | None" = None,
 ) -> Protection:
-    """Learn a binary mask that keeps a classifier accurate on authorized data and makes it fail on unauthorized data.
+    """Learn what keeps a classifier accurate on authorized data and makes it fail on unauthorized data: a binary mask.
 
     The data given decides the setting (MAP, CVPR 2024): with both domains it is source-available (SA-MAP, Eq. 1), with
     the unauthorized one alone source-free (SF-MAP, Eq. 4), with the authorized one alone or none data-free (DF-MAP).
-    The latter two read no labels. The model is never changed. What the result withstands and what it doesn't:
+    The latter two read no labels. MAP's rivals NTL and CUTI, which retrain the whole network and give no mask, have to
+    be named by ``method``. The model given is never changed. What the result withstands and what it doesn't:
     docs/limits.md.
 
     Args:
@@ -118,10 +128,11 @@ def protect(
             device. Give it launched.
 
     Returns:
-        The confined network, its mask and the history.
+        The confined network, its mask if there is one, and the history.
 
     Raises:
         InputError: A domain, the model or an argument can't be used; found before any learning.
+        ArtifactError: ``output`` can't be written.
         NonFiniteError: The loss became NaN or infinite.
         Interrupted: Ctrl-C or SIGTERM; the state was saved if ``output`` was given.
 
@@ -138,11 +149,11 @@ def protect(
     """
     given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None or ownership is not None}
     found, config = method_for(method, given)
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model= is {type(model).__name__}; a torch.nn.Module is needed")
+    base = unwrap(model)
     if resume and output is None:
         raise InputError("resume= needs output=: the folder where the run's state is kept")
-    base = unwrap(model)
+    file = None if output is None else state_file(output)
+    kept = None if cache is None else usable_path(cache)
     require_maskable(base)
     source = None if authorized is None else as_one_domain(authorized, image)
     targets = {} if unauthorized is None else as_named_domains(unauthorized, image)
@@ -153,24 +164,27 @@ def protect(
         fabric=fabric or default_fabric(config.precision),
         authorized=held_out.source_rest,
         unauthorized=held_out.target_rest,
-        monitor=_monitors(held_out if found.labels and config.held_out else None, watch, image),
-        state_file=None if output is None else Path(output) / "state.safetensors",
+        monitor=_monitors(held_out if found.labels and config.held_out else None, base, watch, image),
+        state_file=file,
         resume=resume,
         progress=progress,
         image=image,
-        cache=None if cache is None else Path(cache),
+        cache=kept,
         announce=announce,
     )
-    if config.masks == "one_each":
+    if isinstance(config, MaskConfig) and config.masks == "one_each":
         return _one_each(base, found, config, session, held_out)
     learned = found.learn(base, config, session)
+    if learned.weights is not None:
+        return Protection(with_weights(base, learned.weights), None, {}, learned.history, config)
     mask = Mask.of(base, learned.kept, _metadata(config))
-    return Protection(mask.apply(base), mask, {}, learned.history, config)
+    return Protection(mask.apply(base), mask, {}, learned.history, config, learned.synthetic)
 
 
 def _one_each(base: nn.Module, method: Method, config: MaskConfig, session: Session, held_out: HeldOut) -> Protection:
     masks: dict[str, Mask] = {}
     history: list[Row] = []
+    synthetic: list[Synthetic] = []
     for index, (name, domain) in enumerate(session.unauthorized.items()):
         file = session.state_file
         one = replace(
@@ -182,8 +196,9 @@ def _one_each(base: nn.Module, method: Method, config: MaskConfig, session: Sess
         learned = method.learn(base, config, one)
         masks[name] = Mask.of(base, learned.kept, {**_metadata(config), "unauthorized": name})
         history += [{"mask": index, **row} for row in learned.history]
+        synthetic.append(learned.synthetic)
     mask = Mask.combine(list(masks.values()), base)
-    return Protection(mask.apply(base), mask, masks, history, config)
+    return Protection(mask.apply(base), mask, masks, history, config, together(tuple(synthetic)))
 
 
 def _held_out(
@@ -191,7 +206,7 @@ def _held_out(
     model: nn.Module,
     source: "Domain | None",
     targets: "Mapping[str, Domain]",
-    config: MaskConfig,
+    config: LearnConfig,
 ) -> HeldOut:
     """Keep a share of the domains apart to measure on; a method without labels sees to that itself."""
     if method.labels:
@@ -199,9 +214,9 @@ def _held_out(
     return HeldOut(check_images(model, targets), None, {}, source, targets)
 
 
-def _monitors(held_out: HeldOut | None, watch: Any, image: ImageSpec | None) -> Monitor | None:
+def _monitors(held_out: HeldOut | None, model: nn.Module, watch: Any, image: ImageSpec | None) -> Monitor | None:
     """Return what measures the student at every evaluation: the held-out parts, and what is only watched."""
-    watched = None if watch is None else Watch(as_named_domains(watch, image))
+    watched = None if watch is None else Watch.of(model, as_named_domains(watch, image))
     found = [monitor for monitor in (held_out, watched) if monitor is not None]
     if len(found) < 2:
         return found[0] if found else None
@@ -272,10 +287,8 @@ def default_fabric(precision: str) -> "Fabric":
 def _metadata(config: MaskConfig) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from modelfence import __version__
-
     return {
         "method": type(config).__name__,
         "configuration": asdict(config),
-        "versions": {"modelfence": __version__, "torch": str(torch.__version__)},
+        "versions": versions(),
     }

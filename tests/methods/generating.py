@@ -22,7 +22,6 @@ SMALL: dict[str, Any] = {
     "synthesis_batch": 12,
     "latent": 6,
     "width": 8,
-    "directions": 2,
     "precision": "fp32",
 }
 

@@ -122,6 +122,25 @@ def test_every_step_draws_anew_even_where_nothing_is_learned():
     torch.testing.assert_close(first, again)
 
 
+@pytest.mark.parametrize("generators", ["both", "fresh", "memory"])
+def test_a_look_changes_nothing_and_is_always_the_same(generators):
+    alternating, masked = made("BatchNorm", generators=generators)
+    alternating.step(masked, 0)
+    before = {name: value.clone() for name, value in alternating.state().items()}
+    first, second = alternating.look(9), alternating.look(9)
+    assert torch.equal(first, second)
+    assert first.shape == (9, *GREY.shape)
+    assert not first.requires_grad
+    after = alternating.state()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert alternating._fresh.network.training
+    seen = [alternating.step(masked, 1)]
+    again, masked = made("BatchNorm", generators=generators)
+    again.step(masked, 0)
+    seen.append(again.step(masked, 1))
+    assert torch.equal(*seen)
+
+
 # What is learned
 
 
@@ -199,9 +218,7 @@ def test_fresh_alone_has_no_memory():
     assert all(name.startswith("fresh/") for name in alternating.state())
 
 
-@pytest.mark.parametrize(
-    "values", [{"generators": "none"}, {"latent": 0}, {"width": 7}, {"memory_pull": -1.0}, {"directions": 0}]
-)
+@pytest.mark.parametrize("values", [{"generators": "none"}, {"latent": 0}, {"width": 7}, {"memory_pull": -1.0}])
 def test_impossible_settings_are_refused(values):
     with pytest.raises(ValidationError, match=next(iter(values))):
         config(**values)

@@ -91,6 +91,9 @@ def test_it_is_frozen_and_copies_keep_the_values():
         ({"seed": -1}, "seed"),
         ({"score_init": 1e-3}, "score_init .0.001. must be above threshold .0.005."),
         ({"threshold": 0.5}, "must be above threshold"),
+        ({"score_init": 1e300}, "score_init.*less than or equal to 100"),
+        ({"threshold": -1e300}, "threshold.*greater than or equal to -100"),
+        ({"score_init": 0.005 + 1e-12}, "must be above threshold"),  # the same in float32
     ],
 )
 def test_a_wrong_key_or_value_is_named(values, named):

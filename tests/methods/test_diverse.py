@@ -19,18 +19,22 @@ from modelfence.losses.discrepancy import class_mmd
 from modelfence.masking.digest import digest_of
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.alternating import Alternating
+from modelfence.methods.diverse import DiverseStyles, Estimator
 from modelfence.methods.features import features_of
 from modelfence.methods.loop import Learned, Session, learn_scores
-from modelfence.methods.neighbours import Estimator, Neighbours
 from modelfence.methods.terms import unlearning
 from modelfence.methods.trainee import Companions
 
 
-def made(kind: str = "linear", precision: str = "32-true", **values: Any) -> tuple[Neighbours, MaskedModel]:
+def styles_of(model: nn.Module, spec: ImageSpec = GREY, on: Fabric | None = None, **values: Any) -> DiverseStyles:
+    return DiverseStyles(model, spec, on or fabric(), **{"directions": 2, **values})
+
+
+def made(kind: str = "linear", precision: str = "32-true", **values: Any) -> tuple[DiverseStyles, MaskedModel]:
     make, spec = NETWORKS[kind]
     model = make()
     reduced = torch.bfloat16 if precision == "bf16-mixed" else None
-    return Neighbours(model, config(**values), spec, fabric(precision)), MaskedModel(model, dtype=reduced)
+    return styles_of(model, spec, fabric(precision), **values), MaskedModel(model, dtype=reduced)
 
 
 def images_for(kind: str = "linear", count: int = 12, seed: int = 0) -> Tensor:
@@ -40,7 +44,7 @@ def images_for(kind: str = "linear", count: int = 12, seed: int = 0) -> Tensor:
     return spec.from_unit(torch.rand(count, *spec.shape, generator=torch.Generator().manual_seed(seed)))
 
 
-def shifts(around: Neighbours) -> dict[str, Tensor]:
+def shifts(around: DiverseStyles) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in around.state().items() if name.startswith("diversity/network/bran")}
 
 
@@ -89,7 +93,7 @@ def test_the_same_seed_gives_the_same_images_and_touches_no_global_randomness():
     for _ in range(2):
         torch.rand(3)
         before = torch.random.get_rng_state()
-        around = Neighbours(model, config(), GREY, fabric())
+        around = styles_of(model)
         runs.append([around.step(MaskedModel(model), images_for(), number).images for number in range(2)])
         assert torch.equal(torch.random.get_rng_state(), before)
     assert all(map(torch.equal, *runs))
@@ -99,10 +103,21 @@ def test_the_same_seed_gives_the_same_images_and_touches_no_global_randomness():
 
 
 def test_every_step_styles_anew_even_where_nothing_is_learned():
-    around, masked = made(diversity_learning_rate=1e-12)
+    around, masked = made(learning_rate=1e-12)
     first, second, again = (around.step(masked, images_for(), number).images for number in (0, 1, 0))
     assert ((first - second).abs().amax(dim=(1, 2, 3)) > 1e-2).all()
     torch.testing.assert_close(first, again)
+
+
+def test_a_look_changes_nothing_and_is_always_the_same():
+    around, masked = made()
+    around.step(masked, images_for(), 0)
+    before = {name: value.clone() for name, value in around.state().items()}
+    first, second = around.look(images_for()), around.look(images_for())
+    assert torch.equal(first, second)
+    assert not first.requires_grad
+    assert first.shape == images_for().shape
+    assert all(torch.equal(value, before[name]) for name, value in around.state().items())
 
 
 # Directions
@@ -129,8 +144,8 @@ def test_each_direction_leaves_its_first_parts_as_they_are():
 
 
 def test_images_of_a_direction_are_from_before_its_update():
-    slow, masked = made(diversity_learning_rate=1e-12)
-    quick, _ = made(diversity_learning_rate=100.0)
+    slow, masked = made(learning_rate=1e-12)
+    quick, _ = made(learning_rate=100.0)
     pair = [around.step(masked, images_for(), 0).images.split(12) for around in (slow, quick)]
     assert torch.equal(pair[0][0], pair[1][0])
     assert not torch.equal(pair[0][1], pair[1][1])
@@ -139,7 +154,7 @@ def test_images_of_a_direction_are_from_before_its_update():
 # What is learned
 
 
-def probe(around: Neighbours, masked: MaskedModel, images: Tensor) -> float:
+def probe(around: DiverseStyles, masked: MaskedModel, images: Tensor) -> float:
     """Return Eq. 6 averaged over fixed random convolutions."""
     found = []
     with torch.no_grad():
@@ -151,7 +166,7 @@ def probe(around: Neighbours, masked: MaskedModel, images: Tensor) -> float:
 
 
 def test_the_shifts_get_better_at_equation_6():
-    around, masked = made(information_weight=0.0, diversity_learning_rate=1000.0, directions=1)
+    around, masked = made(information_weight=0.0, learning_rate=1000.0, directions=1)
     images = images_for(count=40)
     early = probe(around, masked, images)
     for number in range(40):
@@ -161,7 +176,7 @@ def test_the_shifts_get_better_at_equation_6():
 
 
 def test_the_estimator_gets_better_at_telling_styled_features():
-    around, masked = made(diversity_learning_rate=1e-9)
+    around, masked = made(learning_rate=1e-9)
     found = []
     for number in range(60):
         around.step(masked, images_for(count=32, seed=number), number)
@@ -179,7 +194,7 @@ def test_the_scale_of_the_features_changes_nothing():
         large[3].weight.div_(16)
     runs = []
     for one in (model, large):
-        around = Neighbours(one, config(), GREY, fabric())
+        around = styles_of(one)
         runs.append([around.step(MaskedModel(one), images_for(), number).images for number in range(3)])
     torch.testing.assert_close(runs[0], runs[1])
 
@@ -200,7 +215,7 @@ def test_the_estimators_log_variance_is_bounded():
 def test_images_that_are_too_small_are_refused():
     small = ImageSpec(channels=1, height=6, width=6, mean=(0.5,), std=(0.5,))
     with pytest.raises(InputError, match="6 x 6"):
-        Neighbours(nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), config(), small, fabric())
+        styles_of(nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), small)
 
 
 # In the loop, together with the generators of Algorithm 1
@@ -230,8 +245,7 @@ def test_a_killed_run_goes_on_to_the_same_mask(tmp_path: Path, at):
     model = toy.trained("cnn")
 
     def fresh() -> Companions:
-        both = (kind(model, config(), GREY, fabric()) for kind in (Alternating, Neighbours))
-        return Companions(near=next(both), around=next(both))
+        return Companions(near=Alternating(model, config(), GREY, fabric()), around=styles_of(model))
 
     whole = fresh()
     expected = learn(whole, model)
@@ -254,7 +268,7 @@ def ranks_learn() -> dict[str, Any]:
     joined = Fabric(accelerator="cpu", devices=2, strategy=DDPStrategy(broadcast_buffers=False))
     joined.launch()
     model = toy.trained("mlp")
-    around, masked = Neighbours(model, config(), GREY, joined), MaskedModel(model)
+    around, masked = styles_of(model, on=joined), MaskedModel(model)
     for number in range(3):
         styled = around.step(masked, images_for(seed=joined.global_rank), number)
     return {"images": styled.images, "weights": around.state(), "shifts": shifts(around)}
@@ -264,5 +278,5 @@ def test_processes_style_in_ways_of_their_own_and_keep_the_same_shifts(tmp_path)
     first, second = processes.ranks(ranks_learn, folder=tmp_path)
     assert not torch.equal(first["images"], second["images"])
     assert all(torch.equal(value, second["weights"][name]) for name, value in first["weights"].items())
-    untouched = shifts(Neighbours(toy.trained("mlp"), config(), GREY, fabric()))
+    untouched = shifts(styles_of(toy.trained("mlp")))
     assert any(not torch.equal(value, untouched[name]) for name, value in first["shifts"].items())

@@ -50,7 +50,8 @@ def test_features_are_what_the_last_linear_layer_gets(name):
         torch.testing.assert_close(last[-1](features), logits)
     else:
         assert torch.equal(features, expected)
-    assert torch.autograd.grad(features.sum(), images)[0].abs().sum() > 0
+    first = features[:, 0].sum()  # the sum of all is the same whatever the images after a layer norm
+    assert torch.autograd.grad(first, images)[0].abs().sum() > 0
 
 
 def test_features_work_when_the_input_is_given_by_name():

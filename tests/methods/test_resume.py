@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted at any moment, in processes of their own, end with the same mask."""
+"""Runs that are killed or interrupted at any moment, in processes of their own, end with the same model."""
 
 import os
 import random
@@ -12,12 +12,14 @@ import torch
 from tests import processes
 from tests.methods import toy
 
-from modelfence import SAMap, protect
+from modelfence import CUTI, SAMap, protect
 from modelfence.errors import Interrupted
+from modelfence.masking.digest import digest_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one mask": {"recipe": "paper"},
     "one mask each, with patience": {"masks": "one_each", "patience": 30},
+    "no mask": {"isolation": "paper"},
 }
 STEPS = 16
 Outcome = tuple[str, list[dict[str, float]]]
@@ -37,13 +39,15 @@ def learn(folder: Path, values: dict[str, Any]) -> Outcome:
         toy.cnn().eval(),  # its weights needn't be any good here
         authorized=toy.blobs(80, seed=1),
         unauthorized={"near": toy.blobs(80, seed=2), "far": toy.blobs(80, seed=3, inverted=True)},
-        method=SAMap(**{"steps": STEPS, "batch_size": 8, "learning_rate": 1e-3, "evaluate_every": 1, **values}),
+        method=(CUTI if "isolation" in values else SAMap)(
+            **{"steps": STEPS, "batch_size": 8, "learning_rate": 1e-3, "evaluate_every": 1, **values}
+        ),
         output=folder,
         resume=True,
         progress=progress,
     )
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in result.history]
-    return result.mask.folded_digest, rows
+    return digest_of(result.model), rows
 
 
 def learn_until_stopped(folder: Path, values: dict[str, Any]) -> str:
@@ -66,7 +70,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_run_killed_again_and_again_ends_with_the_same_mask(name, tmp_path, uninterrupted):
+def test_a_run_killed_again_and_again_ends_with_the_same_model(name, tmp_path, uninterrupted):
     values = SETTINGS[name]
     folder = tmp_path / "killed"
     chance = random.Random(name)
@@ -84,7 +88,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_mask(name, tmp_path, un
     assert kills >= 2
     assert processes.call(learn, folder, values, folder=tmp_path) == uninterrupted[name]
     made = len(uninterrupted[name][1])
-    assert made == STEPS * (1 if name == "one mask" else 2)
+    assert made == STEPS * (2 if "masks" in values else 1)
     assert rows_of(folder) <= made + kills  # at most the last row of each killed part was made twice
 
 

@@ -12,7 +12,7 @@ from tests.methods import toy
 
 from modelfence import SAMap, protect
 from modelfence.errors import ArtifactError, InputError
-from modelfence.methods.state import load_state, save_state
+from modelfence.methods.state import load_state, save_state, state_file
 from modelfence.protect import Protection
 
 TENSORS = {
@@ -67,6 +67,24 @@ def test_a_number_changed_in_the_facts_is_refused(tmp_path):
     file.write_bytes(content.replace(rb"\"step\": 3", rb"\"step\": 2"))
     with pytest.raises(ArtifactError, match="altered .* start again with --force"):
         load_state(file)
+
+
+@pytest.mark.parametrize("facts", ["[" * 100_000, "{", "[]", "3", "null"])
+def test_facts_that_are_none_are_refused_in_one_line(tmp_path, facts, monkeypatch):
+    file = tmp_path / "state.safetensors"
+    monkeypatch.setattr("modelfence.methods.state.json.dumps", lambda _: facts)
+    save_state(file, TENSORS, FACTS)
+    with pytest.raises(ArtifactError, match="state.safetensors: truncated or altered") as caught:
+        load_state(file)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 5000])
+def test_a_text_that_can_be_no_path(name):
+    for use in (load_state, state_file, lambda path: save_state(Path(path), TENSORS, FACTS)):
+        with pytest.raises(InputError, match="path") as caught:
+            use(name)
+        assert "\n" not in str(caught.value)
 
 
 # Through protect
@@ -184,3 +202,31 @@ def test_a_mask_that_does_not_fit_leaves_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(ArtifactError, match="No space left"):
         other.save(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state-1.safetensors"])
+def test_a_folder_where_a_state_would_be_is_refused_before_any_step(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("modelfence.methods.loop.learn", lambda *_, **__: pytest.fail("it learned"))
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"{name}: is a folder.*; move it away"):
+        go(tmp_path)
+
+
+def test_an_output_that_can_not_be_is_refused_before_any_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("modelfence.methods.loop.learn", lambda *_, **__: pytest.fail("it learned"))
+    file = tmp_path / "file"
+    file.touch()
+    for folder, text in ((file, "is a file"), (file / "below", "is a file"), ("a\0b", "path"), ("a" * 5000, "path")):
+        with pytest.raises(InputError, match=text) as caught:
+            go(folder)
+        assert "\n" not in str(caught.value)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ArtifactError, match="no permission"):
+        go(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("cache", ["a\0b", "a" * 5000])
+def test_a_cache_that_can_not_be_is_refused(cache):
+    with pytest.raises(InputError, match="path"):
+        protect(toy.trained(), authorized=toy.blobs(80), unauthorized=toy.blobs(80), cache=cache)

@@ -1,6 +1,5 @@
 """Source-free and data-free learning: what it is learned on, what it never sees, and that it can be repeated."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,12 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 from tests.methods import toy
+from tests.methods.blind import Blind
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from modelfence import DFMap, ImageSpec, SAMap, SFMap, Watermark, protect
-from modelfence.data.domain import Batch, IndexedDomain
+from modelfence.data.domain import IndexedDomain
 from modelfence.errors import InputError
 from modelfence.masking.digest import digest_of
 from modelfence.methods import material
@@ -26,12 +26,12 @@ SMALL: dict[str, Any] = {
     "batch_size": 8,
     "generated": 64,
     "translated": 64,
-    "restyled": 64,
     "generator_steps": 3,
     "synthesis_batch": 16,
     "evaluate_every": 2,
     "precision": "fp32",
 }
+SOURCE_FREE: dict[str, Any] = {**SMALL, "restyled": 64}
 FEW: dict[str, Any] = {"drawings": 64, "neighbours": 512, "outside": 0.5}
 
 
@@ -43,38 +43,15 @@ def session(**values: Any) -> Session:
     return Session(Fabric(accelerator="cpu", devices=1), image=IMAGE, **values)
 
 
-class Untouchable:
-    """Labels that must not be looked at in any way."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise AssertionError(f"labels were touched: {name}")
-
-
-class Blind:
-    """A domain whose images may be seen and whose labels may not."""
-
-    name, size, classes, labelled, spec = "blind", 80, None, True, IMAGE
-
-    def __init__(self) -> None:
-        self.images = target().tensors[0]
-
-    @property
-    def labels(self) -> Any:
-        raise AssertionError("labels were touched")
-
-    def once(self, batch_size: int, *, limit: int | None = None, device: Any = "cpu") -> Iterator[Batch]:
-        for part in self.images[:limit].to(device).split(batch_size):
-            yield Batch(part, Untouchable())  # type: ignore[arg-type]
-
-    def batches(self, batch_size: int, **_: Any) -> Iterator[Batch]:
-        raise AssertionError("images are taken into memory, so nothing else is read")
+def blind() -> Blind:
+    return Blind(target().tensors[0], IMAGE)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_source_free_needs_no_label_and_no_source(kind):
     model = toy.trained(kind)
     before = digest_of(model)
-    result = protect(model, unauthorized=Blind(), image=IMAGE, method=SFMap(**SMALL))
+    result = protect(model, unauthorized=blind(), image=IMAGE, method=SFMap(**SOURCE_FREE))
     assert digest_of(model) == before
     assert [row["step"] for row in result.history] == [2, 4]
     assert {"source", "target", "source_agreement", "target_agreement:blind", "gap"} <= result.history[-1].keys()
@@ -84,7 +61,7 @@ def test_source_free_needs_no_label_and_no_source(kind):
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_source_only_needs_no_label(kind):
     model = toy.trained(kind)
-    result = protect(model, authorized=Blind(), image=IMAGE, method=DFMap(**SMALL, **FEW))
+    result = protect(model, authorized=blind(), image=IMAGE, method=DFMap(**SMALL, **FEW))
     assert "target_agreement:neighbours" in result.history[-1]
 
 
@@ -125,9 +102,13 @@ def test_what_the_model_eats_must_be_known(given):
 
 
 def test_what_is_watched_is_measured_and_changes_nothing():
-    plain = protect(toy.trained("cnn"), unauthorized=target(), image=IMAGE, method=SFMap(**SMALL))
+    plain = protect(toy.trained("cnn"), unauthorized=target(), image=IMAGE, method=SFMap(**SOURCE_FREE))
     watched = protect(
-        toy.trained("cnn"), unauthorized=target(), image=IMAGE, method=SFMap(**SMALL), watch={"truth": toy.blobs(40)}
+        toy.trained("cnn"),
+        unauthorized=target(),
+        image=IMAGE,
+        method=SFMap(**SOURCE_FREE),
+        watch={"truth": toy.blobs(40)},
     )
     assert watched.mask.folded_digest == plain.mask.folded_digest
     assert watched.history[-1]["watch:truth"] == toy.accuracy(watched.model, toy.blobs(40))
@@ -155,18 +136,18 @@ def test_images_that_look_like_the_source_are_refused():
         model(images)
     model.eval()
     with pytest.raises(InputError, match="'unauthorized' looks like the model's own source"):
-        protect(model, unauthorized=toy.blobs(400, seed=5), image=IMAGE, method=SFMap(**SMALL))
+        protect(model, unauthorized=toy.blobs(400, seed=5), image=IMAGE, method=SFMap(**SOURCE_FREE))
 
 
 def test_several_targets_jointly_and_one_each():
     domains = {"far": target(), "further": TensorDataset(-2 * target().tensors[0], target().tensors[1])}
-    joint = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=SFMap(**SMALL))
+    joint = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=SFMap(**SOURCE_FREE))
     assert {"target_agreement:far", "target_agreement:further"} <= joint.history[-1].keys()
-    each = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=SFMap(**SMALL, masks="one_each"))
+    each = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=SFMap(**SOURCE_FREE, masks="one_each"))
     assert set(each.masks) == {"far", "further"}
 
 
-@pytest.mark.parametrize("method", [SFMap(**SMALL), DFMap(**SMALL, **FEW)])
+@pytest.mark.parametrize("method", [SFMap(**SOURCE_FREE), DFMap(**SMALL, **FEW)])
 def test_runs_repeat_and_what_was_synthesized_is_found_again(tmp_path, method):
     given = {"unauthorized": target()} if isinstance(method, SFMap) else {}
     said: list[str] = []
@@ -188,7 +169,7 @@ def test_runs_repeat_and_what_was_synthesized_is_found_again(tmp_path, method):
 
 def test_a_run_goes_on_to_the_same_mask(tmp_path):
     values: dict[str, Any] = {"unauthorized": target(), "image": IMAGE}
-    whole = protect(toy.trained("cnn"), method=SFMap(**SMALL), **values)
+    whole = protect(toy.trained("cnn"), method=SFMap(**SOURCE_FREE), **values)
 
     def stop(row: dict[str, float]) -> None:
         if row["step"] == 2:
@@ -196,10 +177,14 @@ def test_a_run_goes_on_to_the_same_mask(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         protect(
-            toy.trained("cnn"), method=SFMap(**{**SMALL, "evaluate_every": 1}), output=tmp_path, progress=stop, **values
+            toy.trained("cnn"),
+            method=SFMap(**{**SOURCE_FREE, "evaluate_every": 1}),
+            output=tmp_path,
+            progress=stop,
+            **values,
         )
     resumed = protect(
-        toy.trained("cnn"), method=SFMap(**{**SMALL, "evaluate_every": 1}), output=tmp_path, resume=True, **values
+        toy.trained("cnn"), method=SFMap(**{**SOURCE_FREE, "evaluate_every": 1}), output=tmp_path, resume=True, **values
     )
     assert resumed.mask.folded_digest == whole.mask.folded_digest
 
@@ -231,7 +216,7 @@ def test_unlearning_is_paced_by_what_is_forgotten():
 
 @pytest.mark.parametrize("terms", ["both", "source", "target"])
 def test_the_terms_are_those_of_the_equation(terms):
-    config = SFMap(**{**SMALL, "batch_size": 8}, terms=terms, restyled_weight=0.5, tolerance=None)
+    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, restyled_weight=0.5, tolerance=None)
     pixels = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
     logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
     labels = torch.randn(40, 10, generator=torch.Generator().manual_seed(2)).softmax(1)

@@ -32,6 +32,13 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, CLASSES))
 
 
+def mlp_from(seed: int) -> nn.Module:
+    """Return an untrained network, the same for the same seed, in eval mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return mlp().eval()
+
+
 def cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 12, 3, stride=2, padding=1),

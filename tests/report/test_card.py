@@ -38,3 +38,11 @@ def test_without_the_model_before_no_ratio_is_claimed(make_evaluation):
     card = model_card(make_evaluation(compared=False, refresh=False), {}, title="plain")
     assert "ST-D" not in card
     assert "BatchNorm" not in card
+
+
+def test_a_retrained_model_has_limits_of_its_own_and_no_word_of_a_mask(make_evaluation):
+    card = model_card(make_evaluation(), {"method": "NTL"}, title="vgg11", masked=False)
+    assert "all its weights were retrained" in card
+    assert "Retraining is no lock" in card
+    assert "The numbers hold for the domains listed here." in card
+    assert "mask" not in card

@@ -22,6 +22,7 @@ from modelfence.methods.config import STRICT, MaskConfig, Positive
 from modelfence.methods.features import features_of, laid_out, layers_to_compare, outputs_of
 from modelfence.methods.trainee import Companions, Trainee
 from modelfence.models.outputs import logits_of
+from modelfence.synthesis.decoder import Decoder
 from modelfence.synthesis.fresh import FreshGenerator
 from modelfence.synthesis.memory import Encoder, Memory, MemoryGenerator
 
@@ -29,12 +30,14 @@ Weight = Annotated[float, Field(ge=0)]
 
 _BETAS = (0.5, 0.999)  # of Adam, as is usual for generators
 _FEWEST = 2  # images of a generator: one alone has no batch statistics
-_DRAWS = 1  # tells these random numbers from those of others with the same seed
+_DRAWS, _LOOKS = 1, 4  # tell these random numbers from those of others with the same seed
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class AlternatingConfig(MaskConfig):
-    """Settings of generators that learn in alternation with the mask (MAP, CVPR 2024, Algorithms 1 and 2).
+    """Settings of generators that learn in alternation with the mask (MAP, CVPR 2024, Algorithm 1).
+
+    The paper names none of their sizes, rates and weights.
 
     Attributes:
         generators: Whose images the mask gets: "both", half each; "fresh" alone, then there is no memory; or "memory"
@@ -57,11 +60,6 @@ class AlternatingConfig(MaskConfig):
         memory_layers: Names of the original model's modules whose outputs Eq. 3 compares; each must return a tensor.
             None takes up to four of its convolutions and linear layers (see
             :func:`modelfence.methods.features.layers_to_compare`), () the images alone.
-        directions: Neighbour domains a step, each with a part of the diversity generator frozen (Algorithm 2).
-        diversity_learning_rate: Of plain gradient descent on its shifts; without momentum, which would move frozen
-            parts.
-        information_weight: Of Eq. 5: the neighbours' features shall tell little of the originals'.
-        semantic_weight: Of Eq. 6: class by class they shall be distributed alike.
 
     Example:
         >>> AlternatingConfig().disagreement
@@ -81,10 +79,6 @@ class AlternatingConfig(MaskConfig):
     batch_norm_weight: Weight = 0.0
     memory_pull: Weight = 1e-5
     memory_layers: tuple[str, ...] | None = None
-    directions: Annotated[int, Field(ge=1)] = 4
-    diversity_learning_rate: Positive = 10.0
-    information_weight: Weight = 1.0
-    semantic_weight: Weight = 1.0
 
 
 class Alternating:
@@ -158,6 +152,31 @@ class Alternating:
         if config.generators == "memory":
             return remembered[:wanted]
         return torch.cat([fresh[: wanted - wanted // 2], remembered[: wanted // 2]])
+
+    @torch.no_grad()
+    def look(self, count: int) -> Tensor:
+        """Generate images as the generators are now, and change nothing; every look takes the same codes.
+
+        Args:
+            count: How many.
+
+        Returns:
+            float32 (count, C, H, W), normalized; of the kinds that the mask gets, half each if there are two.
+        """
+        networks: dict[str, Decoder] = {"fresh": self._fresh.network}
+        if self._config.generators != "fresh":
+            networks["memory"] = self._memory.network.generator
+        if self._config.generators == "memory":
+            del networks["fresh"]
+        generator = torch.Generator().manual_seed(mixed_seed(self._config.seed, _LOOKS))
+        made = []
+        for index, network in enumerate(networks.values()):
+            share = count // len(networks) + (index < count % len(networks))
+            network.eval()
+            with self._fabric.autocast():
+                made.append(network.sample(share, generator))
+            network.train()
+        return torch.cat(made)
 
     def _learn_fresh(self, masked: MaskedModel, count: int, generator: torch.Generator) -> Tensor:
         """Generate fresh images, update their generator by Eq. 2 and return them."""

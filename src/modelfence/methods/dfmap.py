@@ -1,7 +1,8 @@
 """DF-MAP: a mask from the model alone, or from the model and its source, against domains that are synthesized."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,11 +11,16 @@ from torch import Tensor, nn
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
-from modelfence.methods.config import STRICT
+from modelfence.methods.alternating import Weight
+from modelfence.methods.config import STRICT, Positive
+from modelfence.methods.diverse import DiverseStyles
 from modelfence.methods.loop import Learned, Session
 from modelfence.methods.material import Examples, Material, learn_on
+from modelfence.methods.paper_recipe import STYLED, learn_in_turn
 from modelfence.methods.registry import learner
+from modelfence.methods.samples import Synthetic, of_neighbours, of_pool, together
 from modelfence.methods.synthetic import SyntheticConfig, image_of, judge_of, pixels_of, pseudo_source
+from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.neighbours import neighbours
 from modelfence.synthesis.strokes import draw
 
@@ -23,26 +29,47 @@ _FEWEST = 64
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DFMap(SyntheticConfig):
-    """Configuration of data-free MAP; see :class:`SyntheticConfig` and :class:`MaskConfig`.
+    """Configuration of data-free MAP; see :class:`SyntheticConfig`, :class:`AlternatingConfig`, :class:`MaskConfig`.
 
-    In place of unauthorized images the mask unlearns auxiliary ones (MAP, CVPR 2024, section 3.4): here copies of the
-    pseudo-source and of drawings in random styles. With ``authorized=`` the real source images take the place of the
-    pseudo-source; their labels aren't looked at.
+    In place of unauthorized images the mask unlearns auxiliary ones (MAP, CVPR 2024, section 3.4): by default copies of
+    the pseudo-source and of drawings in random styles. The recipe "paper" is Algorithm 2 after Algorithm 1 in every
+    step: the generated images are restyled by a generator that learns in turn with the mask. With ``authorized=`` the
+    real source images take the place of the pseudo-source, whose settings have no effect then; their labels aren't
+    looked at.
 
     Attributes:
-        drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled; at least 64.
-        neighbours: Styled copies to make; those that the model disagrees on are dropped.
-        restyled: Isn't used: the styled copies take that place.
-        outside: Share of the images near the source that a copy must be farther from it than, to be unlearned.
+        drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled; at least 64. (Default
+            recipe.)
+        neighbours: Styled copies to make; those that the model disagrees on are dropped. (Default recipe.)
+        outside: Share of the images near the source that a copy must be farther from it than, to be unlearned. (Default
+            recipe.)
+        directions: Neighbour domains a step, each with a part of the diversity generator frozen: n_dir, which the paper
+            doesn't name. The mask unlearns half of ``batch_size`` images of each. (Recipe "paper", as are the next.)
+        diversity_learning_rate: Of plain gradient descent on the diversity generator's shifts; without momentum, which
+            would move frozen parts.
+        information_weight: Of Eq. 5: the neighbours' features shall tell little of the originals'.
+        semantic_weight: Of Eq. 6: class by class they shall be distributed alike.
 
     Example:
         >>> DFMap().steps, DFMap(neighbours=100).neighbours
         (400, 100)
+        >>> DFMap(recipe="paper").directions
+        4
     """
+
+    ONLY: ClassVar[Mapping[str, frozenset[str]]] = {
+        "default": SyntheticConfig.ONLY["default"] | {"drawings", "neighbours", "outside"},
+        "paper": SyntheticConfig.ONLY["paper"]
+        | {"directions", "diversity_learning_rate", "information_weight", "semantic_weight"},
+    }
 
     drawings: Annotated[int, Field(ge=_FEWEST)] = 2048
     neighbours: Annotated[int, Field(ge=_FEWEST)] = 12288
     outside: Annotated[float, Field(ge=0, le=1)] = 0.95
+    directions: Annotated[int, Field(ge=1)] = 4
+    diversity_learning_rate: Positive = 10.0
+    information_weight: Weight = 1.0
+    semantic_weight: Weight = 1.0
 
 
 @learner(DFMap, needs=(), takes=("authorized",), labels=False)
@@ -61,18 +88,40 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
     """
     image = image_of(session)
     judge = judge_of(model, image, session)
+    source = None if session.authorized is None else pixels_of(session.authorized, image, config.most_images)
+    given = None if source is None else Examples("source", source, judge.logits(source))
+    if config.recipe == "paper":
+        styles = DiverseStyles(
+            model,
+            image,
+            session.fabric,
+            directions=config.directions,
+            learning_rate=config.diversity_learning_rate,
+            information_weight=config.information_weight,
+            semantic_weight=config.semantic_weight,
+            seed=config.seed,
+        )
+        return learn_in_turn(model, config, session, judge, source=given, styles=styles)
     drawn = _drawings(image, config)
-    if session.authorized is None:
-        pool = pseudo_source(model, replace(config, restyled=0), session, image, drawn)
-        near, answers = pool.near, pool.near_logits
-    else:
-        near = pixels_of(session.authorized, image, config.most_images)
-        answers = judge.logits(near)
+    made = Synthetic()
+    if given is None:
+        pool = pseudo_source(model, config, session, judge, drawn)
+        given, made = Examples("pseudo-source", pool.near, pool.near_logits), of_pool(pool)
+    material = _material(judge, given, drawn, config)
+    styled = material.targets[STYLED]
+    around = of_neighbours(styled.pixels, styled.answers.argmax(1), styled.answers.shape[1])
+    around.announce(session.announce)
+    learned = learn_on(model, config, session, material, image)
+    return replace(learned, synthetic=together((made, around)))
+
+
+def _material(judge: Judge, near: Examples, drawn: Tensor, config: DFMap) -> Material:
+    """Return the images near the source, and styled copies of them and of drawings, sorted."""
     around = neighbours(
         judge,
-        torch.cat([near, drawn]),
+        torch.cat([near.pixels, drawn]),
         config.neighbours,
-        near=near,
+        near=near.pixels,
         quantile=config.outside,
         seed=config.seed,
     )
@@ -81,13 +130,12 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
             f"only {len(around.outside)} of {config.neighbours} auxiliary images are far from the source and "
             f"recognized; at least {_FEWEST} are needed: raise neighbours, or lower outside"
         )
-    labels = torch.nn.functional.one_hot(around.labels, answers.shape[1]).float()
-    material = Material(
-        Examples("pseudo-source", near, answers),
-        {"neighbours": Examples("auxiliary images", around.outside, labels)},
+    labels = torch.nn.functional.one_hot(around.labels, near.answers.shape[1]).float()
+    return Material(
+        near,
+        {STYLED: Examples("auxiliary images", around.outside, labels)},
         Examples("images inside", around.inside, judge.logits(around.inside)) if len(around.inside) else None,
     )
-    return learn_on(model, config, session, material, image)
 
 
 def _drawings(image: ImageSpec, config: DFMap) -> Tensor:

@@ -12,13 +12,12 @@ from modelfence.data.splits import mixed_seed
 from modelfence.losses.discrepancy import class_mmd
 from modelfence.losses.information import club, gaussian_nll
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.methods.alternating import AlternatingConfig
 from modelfence.methods.features import blank, features_of, laid_out, probe_of
 from modelfence.methods.trainee import Companions, Trainee
 from modelfence.synthesis.diversity import DiversityGenerator, drop_direction_gradients
 
 _ESTIMATOR_RATE, _ESTIMATOR_WIDTH = 1e-3, 128
-_DRAWS = 2  # tells these random numbers from those of others with the same seed
+_DRAWS, _LOOKS = 2, 5  # tell these random numbers from those of others with the same seed
 _SMALLEST = 1e-6
 
 
@@ -58,14 +57,18 @@ class Estimator(nn.Module):
         return self._mean(codes), torch.tanh(self._log_variance(codes))
 
 
-class Neighbours:
+class DiverseStyles:
     """The diversity generator of Algorithm 2 with the estimator of mutual information, a companion of the mask.
 
     Args:
         model: The trained network; it isn't changed.
-        config: Directions, rate and weights.
         image: What the network eats.
         fabric: Device, precision and processes.
+        directions: Neighbour domains a step, at least 1.
+        learning_rate: Of plain gradient descent on the shifts; without momentum, which would move frozen parts.
+        information_weight: Of Eq. 5: the neighbours' features shall tell little of the originals'.
+        semantic_weight: Of Eq. 6: class by class they shall be distributed alike.
+        seed: Of everything.
 
     Attributes:
         terms: The terms of the last direction by name, each a scalar without gradient, times its weight:
@@ -77,21 +80,32 @@ class Neighbours:
     Example:
         >>> spec = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,))
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-        >>> around = Neighbours(network, AlternatingConfig(directions=2), spec, Fabric(accelerator="cpu", devices=1))
-        >>> styled = around.step(MaskedModel(network), torch.zeros(4, 1, 8, 8), 0)
+        >>> styles = DiverseStyles(network, spec, Fabric(accelerator="cpu", devices=1), directions=2)
+        >>> styled = styles.step(MaskedModel(network), torch.zeros(4, 1, 8, 8), 0)
         >>> styled.images.shape, styled.labels.shape
         (torch.Size([8, 1, 8, 8]), torch.Size([8]))
     """
 
-    def __init__(self, model: nn.Module, config: AlternatingConfig, image: ImageSpec, fabric: Fabric) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        image: ImageSpec,
+        fabric: Fabric,
+        *,
+        directions: int = 4,
+        learning_rate: float = 10.0,
+        information_weight: float = 1.0,
+        semantic_weight: float = 1.0,
+        seed: int = 0,
+    ) -> None:
         self.terms: dict[str, Tensor] = {}
-        self._config, self._fabric = config, fabric
+        self._directions, self._seed, self._fabric = directions, seed, fabric
+        self._weights = information_weight, semantic_weight
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(mixed_seed(config.seed, _DRAWS))
-            diversity = DiversityGenerator(image, config.directions)
+            torch.default_generator.manual_seed(mixed_seed(seed, _DRAWS))
+            diversity = DiversityGenerator(image, directions)
             estimator = Estimator(_length(model, image))
-        rate = config.diversity_learning_rate
-        self._diversity = Trainee(diversity, lambda some: torch.optim.SGD(some, lr=rate), fabric)
+        self._diversity = Trainee(diversity, lambda some: torch.optim.SGD(some, lr=learning_rate), fabric)
         self._estimator = Trainee(estimator, lambda some: torch.optim.Adam(some, lr=_ESTIMATOR_RATE), fabric)
         self._parts = Companions(diversity=self._diversity, estimator=self._estimator)
 
@@ -109,15 +123,13 @@ class Neighbours:
         Returns:
             The restyled images, from before the update of their direction, and their labels.
         """
-        generator = torch.Generator().manual_seed(
-            mixed_seed(self._config.seed, _DRAWS, number, self._fabric.global_rank)
-        )
+        generator = torch.Generator().manual_seed(mixed_seed(self._seed, _DRAWS, number, self._fabric.global_rank))
         with torch.no_grad(), self._fabric.autocast():
             logits, features = features_of(masked.base, laid_out(images, masked))
         scale = features.square().mean().sqrt().clamp_min(_SMALLEST)  # one rate fits features of any size
         labels = logits.argmax(dim=1)
         styled = []
-        for direction in range(self._config.directions):
+        for direction in range(self._directions):
             with self._fabric.autocast():
                 copies = self._diversity.network(images, generator)
                 seen = features_of(masked.base, laid_out(copies, masked))[1]
@@ -125,20 +137,35 @@ class Neighbours:
             styled.append(copies.detach())
         return Styled(torch.cat(styled), labels.repeat(len(styled)))
 
+    @torch.no_grad()
+    def look(self, images: Tensor) -> Tensor:
+        """Restyle images as the shifts are now, and change nothing; every look takes the same convolutions.
+
+        Args:
+            images: (N, C, H, W), normalized.
+
+        Returns:
+            float32, the same shape, normalized.
+        """
+        generator = torch.Generator().manual_seed(mixed_seed(self._seed, _LOOKS))
+        with self._fabric.autocast():
+            copies: Tensor = self._diversity.network(images, generator)
+        return copies.float()
+
     def _learn(self, direction: int, codes: Tensor, styled: Tensor, labels: Tensor) -> None:
         """Update the estimator by maximum likelihood, then the shifts by Eqs. 5 and 6."""
-        config, estimator = self._config, self._estimator.network
+        estimator, (information, semantic) = self._estimator.network, self._weights
         mean, log_variance = estimator(codes)
         estimate = gaussian_nll(mean, log_variance, styled.detach())
         self._estimator.descend(estimate)
         mean, log_variance = estimator(codes)
         terms = {
-            "information": config.information_weight * club(mean, log_variance, styled),
-            "semantics": config.semantic_weight * class_mmd(codes, styled, labels),
+            "information": information * club(mean, log_variance, styled),
+            "semantics": semantic * class_mmd(codes, styled, labels),
         }
         self._diversity.descend(
             torch.stack(tuple(terms.values())).sum(),
-            adjust=lambda: drop_direction_gradients(self._diversity.network, direction, config.directions),
+            adjust=lambda: drop_direction_gradients(self._diversity.network, direction, self._directions),
         )
         self.terms = {name: value.detach() for name, value in ({"estimate": estimate} | terms).items()}
 

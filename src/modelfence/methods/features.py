@@ -128,34 +128,79 @@ def layers_to_compare(model: nn.Module, shape: Sequence[int], wanted: Sequence[s
         modelfence.errors.InputError: memory_layers: the model has no module '2'...
     """
     probe = probe_of(model)
-    modules = dict(probe.named_modules())
     if wanted is None:
-        names = [name for name, module in modules.items() if isinstance(module, _LAYERS)]
-        run = [name for name, kind in _run(probe, names, shape).items() if issubclass(kind, Tensor)]
+        run = layers_that_run(probe, _LAYERS, shape)
         count = min(_MOST, len(run))
         return tuple(run[(index + 1) * len(run) // count - 1] for index in range(count))
-    for name in wanted:
-        if name not in modules:
-            raise InputError(f"memory_layers: the model has no module {name!r}.{nearest(name, modules)}")
-    kinds = _run(probe, wanted, shape)
-    for name in wanted:
-        if not issubclass(kinds.get(name, type(None)), Tensor):
-            what = f"returns {kinds[name].__name__}" if name in kinds else "isn't run"
-            raise InputError(f"memory_layers: module {name!r} {what}; choose one that is run and returns one tensor")
+    require_layers(probe, wanted, shape, key="memory_layers")
     return tuple(wanted)
 
 
+def layers_that_run(probe: nn.Module, kinds: tuple[type[nn.Module], ...], shape: Sequence[int]) -> list[str]:
+    """Return the names of layers that return one tensor, in the order in which a blank image runs through them.
+
+    Args:
+        probe: A network to try that on (see :func:`probe_of`).
+        kinds: Which layers count.
+        shape: Of an image: (C, H, W).
+
+    Example:
+        >>> layers_that_run(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (nn.Linear,), (1, 2, 2))
+        ['1']
+    """
+    names = [name for name, module in probe.named_modules() if isinstance(module, kinds)]
+    return [name for name, outputs in _run(probe, names, shape).items() if isinstance(outputs[0], Tensor)]
+
+
+def require_layers(
+    probe: nn.Module, wanted: Sequence[str], shape: Sequence[int], *, key: str, once: bool = False
+) -> list[torch.Size]:
+    """Refuse names of modules whose output can't be used; return the shapes of those outputs for two images.
+
+    Args:
+        probe: A network to try that on (see :func:`probe_of`).
+        wanted: Names of modules, as ``named_modules`` gives them.
+        shape: Of an image: (C, H, W).
+        key: The setting that has the names, for the error.
+        once: Also refuse a module that runs more than once.
+
+    Raises:
+        InputError: A name isn't a module of the network, isn't run, or doesn't return a tensor.
+    """
+    modules = dict(probe.named_modules())
+    for name in wanted:
+        if name not in modules:
+            raise InputError(f"{key}: the model has no module {name!r}.{nearest(name, modules)}")
+    outputs = _run(probe, wanted, shape)
+    shapes = []
+    for name in wanted:
+        first = outputs.get(name, [None])[0]
+        if not isinstance(first, Tensor):
+            what = f"returns {type(first).__name__}" if name in outputs else "isn't run"
+            raise InputError(f"{key}: module {name!r} {what}; choose one that is run and returns one tensor")
+        if once and len(outputs[name]) > 1:
+            raise InputError(f"{key}: module {name!r} is run {len(outputs[name])} times; choose one that is run once")
+        shapes.append(first.shape)
+    return shapes
+
+
 @torch.no_grad()
-def _run(probe: nn.Module, names: Sequence[str], shape: Sequence[int]) -> dict[str, type]:
-    """Run blank images through a network and return what modules return, in the order in which they run."""
-    found: dict[str, type] = {}
+def _run(probe: nn.Module, names: Sequence[str], shape: Sequence[int]) -> dict[str, list[object]]:
+    """Run blank images through a network and return what modules return, in the order in which they first run."""
+    found: dict[str, list[object]] = {}
 
     def note(name: str, output: object) -> None:
-        found.setdefault(name, type(output))
+        found.setdefault(name, []).append(output)
 
-    for name in names:
+    handles = [
         probe.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: note(name, output))
-    probe(blank(probe, shape))
+        for name in dict.fromkeys(names)
+    ]
+    try:
+        probe(blank(probe, shape))
+    finally:
+        for handle in handles:
+            handle.remove()
     return found
 
 

@@ -1,7 +1,6 @@
-"""The loop that learns mask scores: optimizer, measurements, saved state, interruption."""
+"""The loop that all methods learn by: optimizer, measurements, saved state, interruption."""
 
 import contextlib
-import copy
 import signal
 import threading
 import time
@@ -16,11 +15,13 @@ from torch import Tensor, nn
 
 from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.data.image_spec import ImageSpec
-from modelfence.errors import InputError, Interrupted, NonFiniteError
+from modelfence.errors import Interrupted, NonFiniteError
 from modelfence.masking.digest import digest_of, digest_of_tensors
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.methods.config import MaskConfig
-from modelfence.methods.state import load_state, require_same_run, save_state
+from modelfence.methods.config import LearnConfig, MaskConfig
+from modelfence.methods.samples import Synthetic
+from modelfence.methods.state import load_state, part_of, require_same_run, save_state
+from modelfence.methods.subject import MaskScores, Subject
 
 Row = dict[str, float]
 Step = TypeVar("Step")
@@ -35,7 +36,7 @@ class Monitor(Protocol):
 
 
 class Companion(Protocol):
-    """What changes from step to step beside the scores, such as generators; it is saved and restored with them.
+    """What changes from step to step beside what is learned, such as generators; saved and restored with that.
 
     It must be the same on all processes: the first one saves, all restore.
     """
@@ -84,12 +85,16 @@ class Learned:
     """What a method gives back.
 
     Attributes:
-        kept: Boolean tensor by parameter name, True where the weight is kept.
+        kept: Boolean tensor by parameter name, True where the weight is kept; empty where the network was retrained.
         history: One row per measurement.
+        weights: Where the network was retrained, with no mask: its parameters and buffers by name; else None.
+        synthetic: What was synthesized for it, to look at.
     """
 
     kept: dict[str, Tensor]
     history: list[Row]
+    weights: dict[str, Tensor] | None = None
+    synthetic: Synthetic = field(default_factory=Synthetic)
 
 
 def learn_scores(
@@ -118,7 +123,51 @@ def learn_scores(
         NonFiniteError: A term became NaN or infinite; the text names it and the step.
         Interrupted: The run was stopped; its state was saved.
     """
-    run = _Run(model, config, session, [one for one in (session.monitor, monitor) if one is not None], companion)
+    learned, history = learn(
+        MaskScores(model, config, session.fabric),
+        model,
+        config,
+        session,
+        batches=batches,
+        loss=loss,
+        monitor=monitor,
+        companion=companion,
+    )
+    return Learned(learned, history)
+
+
+def learn(
+    subject: Subject,
+    model: nn.Module,
+    config: LearnConfig,
+    session: Session,
+    *,
+    batches: Callable[[int], Iterator[Step]],
+    loss: Callable[[nn.Module, Any, Step], dict[str, Tensor]],
+    monitor: Monitor | None = None,
+    companion: Companion | None = None,
+) -> tuple[dict[str, Tensor], list[Row]]:
+    """Learn anything by Adam; the arguments that :func:`learn_scores` has too are the same here.
+
+    Args:
+        subject: What is learned.
+        model: The trained network, by which a saved run is told from others.
+        config: Settings of the loop.
+        session: Where to run, what to measure, where to save.
+        batches: Returns an iterator over batches that begins at a given step.
+        loss: Takes the student (call it), the subject's module and a batch; returns named terms.
+        monitor: What the method itself measures.
+        companion: What ``loss`` changes beside the subject.
+
+    Returns:
+        The subject's result (the best one, with patience), and the history.
+
+    Raises:
+        NonFiniteError: A term became NaN or infinite; the text names it and the step.
+        Interrupted: The run was stopped; its state was saved.
+    """
+    monitors = [one for one in (session.monitor, monitor) if one is not None]
+    run = _Run(subject, digest_of(model), config, session, monitors, companion)
     run.restore()
     stream = batches(run.step)
     with _interruptible() as stopped:
@@ -131,38 +180,30 @@ def learn_scores(
                 run.require_finite()
                 run.save()
                 raise Interrupted(_resume_text(session, run.step))
-    return Learned(run.best if config.patience is not None else run.masked.kept(), run.history)
+    return (run.best if config.patience is not None else subject.result()), run.history
 
 
 class _Run:
-    """Everything that changes while scores are learned."""
+    """Everything that changes while something is learned."""
 
     def __init__(
         self,
-        model: nn.Module,
-        config: MaskConfig,
+        subject: Subject,
+        digest: str,
+        config: LearnConfig,
         session: Session,
         monitors: Sequence[Monitor] = (),
         companion: Companion | None = None,
     ) -> None:
-        self.config, self.session, self.fabric = config, session, session.fabric
+        self.subject, self.config, self.session, self.fabric = subject, config, session, session.fabric
         self.monitors, self.companion = monitors, companion
-        reduced = _computes_in_bfloat16(self.fabric)
-        self.masked = MaskedModel(
-            _in_float32(model),
-            score_init=config.score_init,
-            threshold=config.threshold,
-            dtype=torch.bfloat16 if reduced else None,
-            channels_last=True,
-        )
-        self.masked.world = self.fabric.world_size
         self.identity = {
-            "model": digest_of(model),
+            "model": digest,
             "configuration": asdict(config),
             "domains": _named(session),
             "number of processes": self.fabric.world_size,
         }
-        self.student, self.optimizer = self.fabric.setup(self.masked, self._adam())
+        self.student, self.optimizer = self.fabric.setup(subject.module, self._adam())
         self.step = 0
         self.history: list[Row] = []
         self.best: dict[str, Tensor] = {}
@@ -171,28 +212,25 @@ class _Run:
         self._forget()
 
     def _adam(self) -> torch.optim.Adam:
-        return torch.optim.Adam(self.masked.scores.parameters(), lr=self.config.learning_rate, fused=True)
+        return torch.optim.Adam(self.subject.parameters().values(), lr=self.config.learning_rate, fused=True)
 
     def _forget(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.summed = 0
         self.bad_step: Tensor = torch.full((), -1, device=self.fabric.device)
 
-    def advance(self, loss: Callable[[nn.Module, MaskedModel, Any], dict[str, Tensor]], batch: Any) -> None:
+    def advance(self, loss: Callable[[nn.Module, Any, Any], dict[str, Tensor]], batch: Any) -> None:
         """Take one optimizer step."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * self._decayed()
-        terms = loss(self.student, self.masked, batch)
-        total = torch.stack(tuple(terms.values())).sum()
+            group["lr"] = self.config.rate_at(self.step)
+        with self.subject.step(self.step):
+            terms = loss(self.student, self.subject.module, batch)
+            total = torch.stack(tuple(terms.values())).sum()
         self.optimizer.zero_grad()
         self.fabric.backward(total)
         self.optimizer.step()
         self.step += 1
         self._note(terms, total)
-
-    def _decayed(self) -> float:
-        tail = self.config.decay * self.config.steps
-        return min(1.0, (self.config.steps - self.step) / tail) if tail else 1.0
 
     def _note(self, terms: dict[str, Tensor], total: Tensor) -> None:
         first = (self.bad_step < 0) & ~total.detach().isfinite()
@@ -207,8 +245,8 @@ class _Run:
         means = {name: float(value) / max(self.summed, 1) for name, value in self.sums.items()}
         now = time.monotonic()
         self._spent, self._clock = self._spent + now - self._clock, now
-        row: Row = {"step": self.step, "loss": sum(means.values()), **means, "kept": self.masked.kept_share()}
-        with torch.no_grad():
+        row: Row = {"step": self.step, "loss": sum(means.values()), **means, **self.subject.measured()}
+        with torch.no_grad(), self.subject.measuring():
             for monitor in self.monitors:
                 row |= monitor(self.student)
         row["seconds"] = round(self._spent, 3)
@@ -219,19 +257,19 @@ class _Run:
             self.session.progress(row)
 
     def require_finite(self) -> None:
-        """Refuse to go on, or to save, once a term, a score or the companion is NaN or infinite.
+        """Refuse to go on, or to save, once a term, what is learned or the companion is NaN or infinite.
 
         Raises:
-            NonFiniteError: Names the step and the term, the weight whose score broke, or the companion's tensor.
+            NonFiniteError: Names the step and the term, the weight that broke, or the companion's tensor.
         """
         remedy = "lower learning_rate, or use precision fp32"
         if int(self.bad_step) >= 0:
             terms = [name for name, value in self.sums.items() if not bool(value.isfinite())]
             named = terms[0] if terms else "sum"
             raise NonFiniteError(f"step {int(self.bad_step)}: loss term {named!r} became NaN or infinite; {remedy}")
-        for name, score in zip(self.masked.names, self.masked.scores, strict=True):
-            if not bool(score.isfinite().all()):
-                raise NonFiniteError(f"step {self.step}: the gradient of {name!r} became NaN or infinite; {remedy}")
+        broken = self.subject.not_finite()
+        if broken is not None:
+            raise NonFiniteError(f"step {self.step}: {broken} became NaN or infinite; {remedy}")
         for name, value in self._companion_state().items():
             if not bool(value.isfinite().all()):
                 raise NonFiniteError(f"step {self.step}: {name!r} became NaN or infinite; lower its learning rate")
@@ -244,7 +282,7 @@ class _Run:
             return
         gap = float(self.fabric.broadcast(row.get("gap", -float("inf"))))
         if gap > self.best_gap or not self.best:
-            self.best_gap, self.waited, self.best = gap, 0, self.masked.kept()
+            self.best_gap, self.waited, self.best = gap, 0, self.subject.result()
         else:
             self.waited += 1
 
@@ -268,10 +306,11 @@ class _Run:
         tensors = {f"best/{name}": kept for name, kept in self.best.items()}
         tensors |= {f"sum/{name}": value for name, value in self.sums.items()}
         tensors |= {f"companion/{name}": value for name, value in self._companion_state().items()}
-        for index, score in enumerate(self.masked.scores):
-            moments = self.optimizer.state[score]  # empty for a weight that the logits don't depend on
-            tensors[f"score/{index}"] = score
-            tensors |= {f"adam/{index}/{key}": value for key, value in moments.items()}
+        tensors |= {f"buffer/{name}": value for name, value in self.subject.buffers().items()}
+        for name, parameter in self.subject.parameters().items():
+            moments = self.optimizer.state[parameter]  # empty for a weight that the logits don't depend on
+            tensors[f"{self.subject.kind}/{name}"] = parameter
+            tensors |= {f"adam/{name}/{key}": value for key, value in moments.items()}
         facts = {
             "identity": self.identity,
             "step": self.step,
@@ -290,43 +329,27 @@ class _Run:
         tensors, facts = load_state(path)
         require_same_run(path, facts, self.identity)
         with torch.no_grad():
-            for index, score in enumerate(self.masked.scores):
-                score.copy_(tensors[f"score/{index}"])
-                if f"adam/{index}/step" not in tensors:
-                    continue
-                moments = self.optimizer.state[score]
-                moments["step"] = tensors[f"adam/{index}/step"].to(score.device)
-                for key in ("exp_avg", "exp_avg_sq"):
-                    moments[key] = torch.empty_like(score).copy_(tensors[f"adam/{index}/{key}"])
+            for name, buffer in self.subject.buffers().items():
+                buffer.copy_(tensors[f"buffer/{name}"])
+            for name, parameter in self.subject.parameters().items():
+                parameter.copy_(tensors[f"{self.subject.kind}/{name}"])
+                self._restore_moments(parameter, part_of(tensors, f"adam/{name}"))
         self.step, self.history, self.summed = facts["step"], facts["history"], facts["summed"]
         self.best_gap, self.waited = facts["best"]
         self._spent, self._clock = facts["spent"], time.monotonic()
-        companion = {}
-        for name, value in tensors.items():
-            kind, _, rest = name.partition("/")
-            if kind == "best":
-                self.best[rest] = value
-            elif kind == "sum":
-                self.sums[rest] = value.to(self.fabric.device)
-            elif kind == "companion":
-                companion[rest] = value
+        self.best = part_of(tensors, "best")
+        self.sums = {name: value.to(self.fabric.device) for name, value in part_of(tensors, "sum").items()}
         if self.companion is not None:
-            self.companion.load(companion)
+            self.companion.load(part_of(tensors, "companion"))
 
-
-def _computes_in_bfloat16(fabric: Fabric) -> bool:
-    """Whether the forward pass runs in bfloat16; the scores must stay in float32."""
-    precision = str(fabric._precision.precision)
-    if precision not in ("32-true", "bf16-mixed"):
-        raise InputError(f"fabric has precision {precision!r}; masks are learned in '32-true' or 'bf16-mixed'")
-    return precision == "bf16-mixed"
-
-
-def _in_float32(model: nn.Module) -> nn.Module:
-    """A network kept in half precision is learned on in float32, where small gradients don't vanish."""
-    if any(value.dtype in (torch.float16, torch.bfloat16) for value in model.parameters()):
-        return copy.deepcopy(model).float()
-    return model
+    def _restore_moments(self, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> None:
+        """Take back what Adam knew of a parameter; nothing where it never had a gradient."""
+        if not saved:
+            return
+        moments = self.optimizer.state[parameter]
+        moments["step"] = saved["step"].to(parameter.device)
+        for key in ("exp_avg", "exp_avg_sq"):
+            moments[key] = torch.empty_like(parameter).copy_(saved[key])
 
 
 def _named(session: Session) -> dict[str, list[Any]]:

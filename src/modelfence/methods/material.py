@@ -12,10 +12,13 @@ from modelfence.data.image_spec import ImageSpec
 from modelfence.losses.classification import distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
+from modelfence.methods.labelled import shares
 from modelfence.methods.loop import Learned, Row, Session, learn_scores
 from modelfence.methods.synthetic import SyntheticConfig
-from modelfence.methods.terms import Part, shares, terms_of, unlearning
+from modelfence.methods.terms import Part, terms_of, unlearning
 from modelfence.models.outputs import logits_of
+
+_PIXELS = 4096 * 1000  # of the images measured together, so that memory stays bounded
 
 Drawn = tuple[Tensor, Tensor]
 """Images (B, C, H, W), normalized, and the answers (B, K) that go with them."""
@@ -73,10 +76,18 @@ class Material:
     restyled: Examples | None = None
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
+    """What one step learns from.
+
+    Attributes:
+        near: Images that look like the source, with the original model's logits.
+        targets: Images to unlearn by domain, with labels or class probabilities.
+        restyled: Other images to keep, with the original model's logits.
+    """
+
     near: Drawn
-    restyled: Drawn | None
     targets: list[Drawn]
+    restyled: Drawn | None = None
 
 
 def learn_on(
@@ -96,25 +107,29 @@ def learn_on(
         NonFiniteError: A loss term became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
-    both = has_batch_norm(model) if config.batch_statistics is None else config.batch_statistics
+    both = batch_mode(model, config)
     near, near_aside = material.near.split(config.held_out, config.seed)
     split = {name: examples.split(config.held_out, config.seed) for name, examples in material.targets.items()}
     rest = replace(material, near=near, targets={name: pair[0] for name, pair in split.items()})
     proxies = Proxies(near_aside, {name: pair[1] for name, pair in split.items()}, image)
-    weight = config.source_weight + (0.0 if rest.restyled is None else config.restyled_weight)
 
-    def loss(student: nn.Module, _: MaskedModel, step: _Step) -> dict[str, Tensor]:
-        return paced(terms_of(student, _parts(step, config, session), both=both), config, session, weight)
+    def loss(student: nn.Module, _: MaskedModel, step: Step) -> dict[str, Tensor]:
+        return loss_of(student, step, config, session, both=both)
 
-    def steps(start: int) -> Iterator[_Step]:
+    def steps(start: int) -> Iterator[Step]:
         return _steps(rest, config, session, image, start)
 
     return learn_scores(model, config, session, batches=steps, loss=loss, monitor=proxies)
 
 
+def batch_mode(model: nn.Module, config: SyntheticConfig) -> bool:
+    """Return whether terms are taken with batch statistics too."""
+    return has_batch_norm(model) if config.batch_statistics is None else config.batch_statistics
+
+
 def _steps(
     material: Material, config: SyntheticConfig, session: Session, image: ImageSpec, start: int
-) -> Iterator[_Step]:
+) -> Iterator[Step]:
     """Hand out half a batch near the source, the other half to unlearn, and a quarter of restyled images beside."""
     half = config.batch_size // 2
 
@@ -123,17 +138,34 @@ def _steps(
 
     near = stream(material.near, half, 0)
     far = material.restyled
-    restyled = None if far is None else stream(far, min(max(1, half // 2), len(far.pixels)), 1)
+    fits = 0 if far is None else min(max(1, half // 2), len(far.pixels) // session.fabric.world_size)
+    restyled = None if far is None or fits == 0 else stream(far, fits, 1)
     sizes = shares(half, len(material.targets))
     targets = [
         stream(examples, size, number)
         for number, (examples, size) in enumerate(zip(material.targets.values(), sizes, strict=True), start=2)
     ]
     while True:
-        yield _Step(next(near), None if restyled is None else next(restyled), [next(one) for one in targets])
+        yield Step(next(near), [next(one) for one in targets], None if restyled is None else next(restyled))
 
 
-def _parts(step: _Step, config: SyntheticConfig, session: Session) -> list[Part]:
+def loss_of(
+    student: nn.Module, step: Step, config: SyntheticConfig, session: Session, *, both: bool
+) -> dict[str, Tensor]:
+    """Return the terms of Eq. 4 by name.
+
+    Args:
+        student: The masked model, or a wrapper of it.
+        step: What to learn from.
+        config: Weights, terms, tolerance.
+        session: Whose processes share a batch.
+        both: Also take them with batch statistics.
+    """
+    weight = config.source_weight + (0.0 if step.restyled is None else config.restyled_weight)
+    return paced(terms_of(student, _parts(step, config, session), both=both), config, session, weight)
+
+
+def _parts(step: Step, config: SyntheticConfig, session: Session) -> list[Part]:
     """Return the parts of a step; restyled images go without batch statistics, which aren't those of the source."""
     parts = []
     if config.terms != "target":
@@ -203,7 +235,9 @@ class Proxies:
     def _agreement(self, student: nn.Module, examples: Examples) -> float:
         device = next(student.parameters()).device
         same = 0
-        for pixels, answers in zip(torch.split(examples.pixels, 250), torch.split(examples.answers, 250), strict=True):
+        size = max(1, min(250, _PIXELS // examples.pixels[0, 0].numel()))
+        parts = (torch.split(values, size) for values in (examples.pixels, examples.answers))
+        for pixels, answers in zip(*parts, strict=True):
             logits = logits_of(student(self.image.normalize(pixels.to(device))))
             same += int((logits.argmax(1).cpu() == answers.argmax(1)).sum())
         return same / len(examples.pixels)

@@ -24,6 +24,7 @@ class Method:
         takes: Which may be given beside.
         labels: Whether it reads labels; one that doesn't never gets to see any.
         learn: The function.
+        default: Whether it may be chosen by the data alone; else it has to be named.
     """
 
     config: type
@@ -31,13 +32,19 @@ class Method:
     takes: tuple[str, ...]
     labels: bool
     learn: Callable[[nn.Module, Any, Session], Learned]
+    default: bool = True
 
 
 METHODS: dict[type, Method] = {}
 
 
 def learner(
-    config: type, *, needs: tuple[str, ...], takes: tuple[str, ...] = (), labels: bool = True
+    config: type,
+    *,
+    needs: tuple[str, ...],
+    takes: tuple[str, ...] = (),
+    labels: bool = True,
+    default: bool = True,
 ) -> Callable[[Any], Any]:
     """Register a learning function under its configuration class; the arguments are those of :class:`Method`.
 
@@ -46,10 +53,11 @@ def learner(
         needs: Which of "authorized" and "unauthorized" must be given.
         takes: Which may be given beside.
         labels: Whether it reads labels.
+        default: Whether it may be chosen by the data alone.
     """
 
     def register(function: Callable[[nn.Module, Any, Session], Learned]) -> Any:
-        METHODS[config] = Method(config, needs, takes, labels, function)
+        METHODS[config] = Method(config, needs, takes, labels, function, default)
         return function
 
     return register
@@ -70,7 +78,8 @@ def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method
     """
     if config is None:
         present = {name for name, there in given.items() if there}
-        fits = (one for one in METHODS.values() if set(one.needs) <= present <= {*one.needs, *one.takes})
+        named = (one for one in METHODS.values() if one.default)
+        fits = (one for one in named if set(one.needs) <= present <= {*one.needs, *one.takes})
         method = next(fits)  # every choice of domains is a setting of some method
         return method, method.config()
     found = METHODS.get(type(config))

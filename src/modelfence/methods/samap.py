@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from modelfence.data.domain import labels_of
 from modelfence.losses.classification import cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import STRICT, MaskConfig
+from modelfence.methods.labelled import Step, labelled_steps, shares
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
-from modelfence.methods.terms import Part, shares, terms_of, unlearning
+from modelfence.methods.terms import Part, terms_of, unlearning
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -52,11 +52,6 @@ class SAMap(MaskConfig):
     source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
 
 
-class _Step(NamedTuple):
-    groups: list[Tensor]  # images: authorized, then of each unauthorized domain
-    labels: list[Tensor]
-
-
 @learner(SAMap, needs=("authorized", "unauthorized"))
 def learn_source_available(model: nn.Module, config: SAMap, session: Session) -> Learned:
     """Learn one mask against all unauthorized domains of the session.
@@ -76,37 +71,17 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
     if both is None:
         both = has_batch_norm(model)
 
-    def loss(student: nn.Module, masked: MaskedModel, step: _Step) -> dict[str, Tensor]:
+    def loss(student: nn.Module, masked: MaskedModel, step: Step) -> dict[str, Tensor]:
         return _terms(student, masked, step, config, session, both=both)
 
-    return learn_scores(model, config, session, batches=lambda start: _steps(config, session, sizes, start), loss=loss)
+    def batches(start: int) -> Iterator[Step]:
+        return labelled_steps(config, session, sizes, start)
 
-
-def _steps(config: SAMap, session: Session, sizes: list[int], start: int) -> Iterator[_Step]:
-    """Hand out half a batch of authorized images and an equal share of the other half from each unauthorized domain."""
-    fabric = session.fabric
-    domains = [session.authorized, *session.unauthorized.values()]
-    streams = [
-        domain.batches(
-            size,
-            seed=config.seed + index,
-            start=start,
-            rank=fabric.global_rank,
-            world=fabric.world_size,
-            device=fabric.device,
-        )
-        for index, (size, domain) in enumerate(zip(sizes, domains, strict=True))
-        if domain is not None
-    ]
-    names = [domain.name for domain in domains if domain is not None]
-    while True:
-        batches = [next(stream) for stream in streams]
-        labels = [labels_of(batch, name) for batch, name in zip(batches, names, strict=True)]
-        yield _Step([batch.images for batch in batches], labels)
+    return learn_scores(model, config, session, batches=batches, loss=loss)
 
 
 def _terms(
-    student: nn.Module, masked: MaskedModel, step: _Step, config: SAMap, session: Session, *, both: bool
+    student: nn.Module, masked: MaskedModel, step: Step, config: SAMap, session: Session, *, both: bool
 ) -> dict[str, Tensor]:
     images, labels = step.groups[0], step.labels[0]
     if config.source_loss == "distillation":

@@ -1,35 +1,73 @@
 """SF-MAP: a mask from the model and unlabelled unauthorized images (Eq. 4), hardened against BatchNorm refresh."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
 import torch
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from modelfence.errors import InputError
 from modelfence.methods.config import STRICT
+from modelfence.methods.labelled import shares
 from modelfence.methods.loop import Learned, Session
 from modelfence.methods.material import Examples, Material, learn_on
+from modelfence.methods.paper_recipe import learn_in_turn
 from modelfence.methods.registry import learner
-from modelfence.methods.synthetic import SyntheticConfig, image_of, judge_of, pixels_of, pseudo_source
+from modelfence.methods.samples import of_pool
+from modelfence.methods.synthetic import Count, SyntheticConfig, image_of, judge_of, pixels_of, pseudo_source
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.pseudo_labels import pseudo_labels
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SFMap(SyntheticConfig):
-    """Configuration of source-free MAP; see :class:`SyntheticConfig` and :class:`MaskConfig`.
+    """Configuration of source-free MAP; see :class:`SyntheticConfig`, :class:`AlternatingConfig`, :class:`MaskConfig`.
 
     Eq. 4 of MAP (CVPR 2024): ``KL(f_s || f_t)(x') - min(lambda CE(f_t(x_t), y_psd), beta)`` on synthetic images x' and
     unlabelled unauthorized images x_t. By default x' is made beforehand, from what the network itself tells of its
-    source.
+    source. The recipe "paper" is Algorithm 1: x' comes from a fresh and a memory generator that learn in turn with the
+    mask. The paper leaves open how many steps that takes, what the generators are, and Delta, number and kind of the
+    augmentations.
+
+    Attributes:
+        restyled: Copies in random styles to make of the unauthorized images; those that the model disagrees on are
+            dropped; 0 makes none. (Default recipe.)
+        pseudo_threshold: Delta of Eq. 4: where the model is less sure of an unauthorized image, the mean over augmented
+            copies takes the place of its class.
+        pseudo_augmentations: How many copies; with 0 every image has its class.
 
     Example:
         >>> SFMap().steps, SFMap(steps=100).clamp
         (400, 'sample')
+        >>> SFMap(recipe="paper").ascent, SFMap(recipe="paper", generators="fresh").generators
+        (0.1, 'fresh')
+        >>> SFMap(generators="fresh")
+        Traceback (most recent call last):
+        ...
+        pydantic_core._pydantic_core.ValidationError: ...
+          Value error, generators has no effect with recipe='default': leave it out, or choose recipe='paper'...
     """
+
+    RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **SyntheticConfig.RECIPES,
+        "paper": {**SyntheticConfig.RECIPES["paper"], "pseudo_threshold": 0.9, "pseudo_augmentations": 4},
+    }
+    ONLY: ClassVar[Mapping[str, frozenset[str]]] = {
+        **SyntheticConfig.ONLY,
+        "default": SyntheticConfig.ONLY["default"] | {"restyled"},
+    }
+
+    restyled: Count = 3072
+    pseudo_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
+    pseudo_augmentations: Count = 0
 
 
 # BatchNorm distance: source images had 0.0012 at most, other digit domains 0.13 and more, in the four pairs looked at
 _SAME = 0.005
+_SAME_OF_FEW = 0.25  # over the number of images, to be added: 64 source images had 0.008 at most, in three networks
 
 
 @learner(SFMap, needs=("unauthorized",), labels=False)
@@ -47,16 +85,21 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
         Interrupted: The run was stopped; its state was saved.
     """
     image = image_of(session)
+    shares(config.batch_size // 2, len(session.unauthorized))  # refuses what would be refused after the synthesis
     judge = judge_of(model, image, session)
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in session.unauthorized.items()}
     for name, some in pixels.items():
-        _require_another_domain(name, judge.distance(some))
-    pool = pseudo_source(model, config, session, image, torch.cat(list(pixels.values())))
+        _require_another_domain(name, judge.distance(some), min(len(some), judge.at_once(1000)))
     targets = {name: Examples(name, some, _labels(judge, some, config)) for name, some in pixels.items()}
+    if config.recipe == "paper":
+        return learn_in_turn(model, config, session, judge, targets=targets)
+    every = torch.cat(list(pixels.values()))
+    pool = pseudo_source(model, config, session, judge, every, restyled=config.restyled)
     near = Examples("pseudo-source", pool.near, pool.near_logits)
     copies = pool.parts.get("restyled")
     far = None if copies is None else Examples("restyled copies", copies, pool.logits["restyled"])
-    return learn_on(model, config, session, Material(near, targets, far), image)
+    learned = learn_on(model, config, session, Material(near, targets, far), image)
+    return replace(learned, synthetic=of_pool(pool))
 
 
 def _labels(judge: Judge, pixels: Tensor, config: SFMap) -> Tensor:
@@ -69,10 +112,11 @@ def _labels(judge: Judge, pixels: Tensor, config: SFMap) -> Tensor:
     )
 
 
-def _require_another_domain(name: str, distance: float | None) -> None:
+def _require_another_domain(name: str, distance: float | None, images: int) -> None:
     """Refuse unauthorized images that the network's BatchNorm statistics take for its own source."""
-    if distance is not None and distance < _SAME:
+    same = _SAME + _SAME_OF_FEW / images
+    if distance is not None and distance < same:
         raise InputError(
             f"unauthorized domain {name!r} looks like the model's own source (BatchNorm distance {distance:.4f}, below "
-            f"{_SAME}): the two can't be separated, and the mask would destroy the model; give another domain"
+            f"{same:.4f}): the two can't be separated, and the mask would destroy the model; give another domain"
         )

@@ -1,6 +1,7 @@
 """The state of a run on disk, from which a killed run goes on to the same result."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,34 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from modelfence.errors import ArtifactError, InputError
-from modelfence.files import atomic_write, sha256
+from modelfence.files import atomic_write, parse_json, sha256, usable_path
 from modelfence.masking.digest import digest_of_tensors
+
+
+def state_file(folder: str | Path) -> Path:
+    """Return where a run keeps its state, after a look at whether that can be written; nothing is made.
+
+    Args:
+        folder: The run's output folder.
+
+    Raises:
+        InputError: Its name can't be a path, it is a file, or a folder has the name of a state.
+        ArtifactError: It can't be written.
+
+    Example:
+        >>> state_file("out").name
+        'state.safetensors'
+    """
+    folder = usable_path(folder)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"{there}: is a file, not a folder; name another output folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ArtifactError(f"{there}: can't be written (no permission); name another output folder")
+    for path in (folder / "state.safetensors", *folder.glob("state-*.safetensors")):
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder, and a state is kept under that name; move it away")
+    return folder / "state.safetensors"
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -30,13 +57,15 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and facts back.
 
     Raises:
+        InputError: Its name can't be a path.
         ArtifactError: The file is truncated or altered.
     """
+    usable_path(path)
     try:
         with safe_open(path, framework="pt") as file:
             text = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        facts: dict[str, Any] = json.loads(text["facts"])
+        facts: dict[str, Any] = {**parse_json(text["facts"])}  # of no mapping: a TypeError
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path}: truncated or altered ({error}); start again with --force") from error
     if _digest(tensors, text["facts"]) != text.get("digest"):
@@ -57,3 +86,15 @@ def require_same_run(path: Path, facts: Mapping[str, Any], identity: Mapping[str
     for key, value in identity.items():
         if facts.get("identity", {}).get(key) != json.loads(json.dumps(value)):
             raise InputError(f"{path}: the saved run has another {key}; use the same, or start again with --force")
+
+
+def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with a part, under the rest of their names.
+
+    Example:
+        >>> import torch
+        >>> part_of({"a/b": torch.zeros(1), "c/b": torch.ones(1)}, "a")
+        {'b': tensor([0.])}
+    """
+    start = f"{part}/"
+    return {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}

@@ -1,11 +1,12 @@
 """What the settings without a source share: their configuration, and the images that stand in for what is missing."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -14,33 +15,42 @@ from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import ArtifactError, InputError
 from modelfence.files import sha256
 from modelfence.masking.digest import digest_of, digest_of_tensors
+from modelfence.methods.alternating import AlternatingConfig
 from modelfence.methods.config import STRICT, MaskConfig, Positive
 from modelfence.methods.loop import Session
 from modelfence.methods.state import load_state, save_state
 from modelfence.synthesis.judge import Judge
-from modelfence.synthesis.pool import PseudoSource, synthesize
+from modelfence.synthesis.pool import VERSION, PseudoSource, synthesize
 
 Count = Annotated[int, Field(ge=0)]
 
+_POOL = frozenset({"generated", "translated", "generator_steps", "restyled_weight"})
+"""Fields that the default recipe alone uses."""
+
+_TURNS = frozenset(one.name for one in fields(AlternatingConfig)) - {one.name for one in fields(MaskConfig)}
+"""Fields that the paper's recipe uses; ``synthesis_batch`` is the only one that the default uses too."""
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class SyntheticConfig(MaskConfig):
+class SyntheticConfig(AlternatingConfig):
     """Settings of the images that stand in for a missing source.
 
+    By the default recipe they are made once, before the mask is learned. By the recipe "paper" two generators make them
+    anew in every step and learn in turn with the mask: their settings are those of :class:`AlternatingConfig`.
+    A field that the chosen recipe doesn't use is refused where its value isn't the default.
+
     Attributes:
-        generated: Images generated from noise; 0 makes none.
-        translated: Images translated into the source's style (networks with BatchNorm only); 0 makes none.
-        restyled: Copies in random styles to make of the unauthorized images; those that the model disagrees on are
-            dropped; 0 makes none.
-        generator_steps: Steps to fit each generator.
-        synthesis_batch: Images a step of those fits.
+        generated: Images generated from noise; 0 makes none. (Default recipe.)
+        translated: Images translated into the source's style, unauthorized ones and copies of them in random styles
+            (networks with BatchNorm only); 0 makes none. (Default recipe.)
+        generator_steps: Steps to fit each generator. (Default recipe.)
+        synthesis_batch: Images a step of those fits; with the recipe "paper", images a step that the generators learn
+            from, both together.
         source_weight: Weight of the agreement with the original model on images near the source.
-        restyled_weight: The same on restyled copies.
+        restyled_weight: The same on copies in random styles. (Default recipe.)
         tolerance: Unlearning slows down in proportion as the student's disagreement with the original model on kept
             images (mean KL, in nats) nears this, and pauses above it; None never does.
         terms: "both"; or one alone, for ablation: "source" keeps, "target" unlearns.
-        pseudo_threshold: Delta of Eq. 4: a less sure prediction is replaced by the mean over augmented copies.
-        pseudo_augmentations: How many copies.
         most_images: Images of a domain given that are taken into memory, at most.
     """
 
@@ -55,21 +65,35 @@ class SyntheticConfig(MaskConfig):
             "clamp": "sample",
             "tolerance": 0.2,
         },
+        "paper": {
+            "steps": 936,
+            "batch_size": 32,
+            "synthesis_batch": 32,
+            "scale": "elementwise",
+            "batch_statistics": False,
+        },
     }
+    ONLY: ClassVar[Mapping[str, frozenset[str]]] = {"default": _POOL, "paper": _TURNS - {"synthesis_batch"}}
+    """Fields by the only recipe that uses them."""
 
-    recipe: Literal["default"] = "default"
     generated: Count = 2048
     translated: Count = 2048
-    restyled: Count = 3072
     generator_steps: Annotated[int, Field(ge=1)] = 100
-    synthesis_batch: Annotated[int, Field(ge=2)] = 64
     source_weight: Positive = 1.0
     restyled_weight: Positive = 1.0
     tolerance: Positive | None = None
     terms: Literal["both", "source", "target"] = "both"
-    pseudo_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
-    pseudo_augmentations: Count = 0
     most_images: Annotated[int, Field(ge=64)] = 5000
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        for recipe, names in self.ONLY.items():
+            for name in sorted(names if recipe != self.recipe else ()):
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ValueError(
+                        f"{name} has no effect with recipe={self.recipe!r}: leave it out, or choose recipe={recipe!r}"
+                    )
+        return self
 
 
 def pixels_of(domain: Domain, image: ImageSpec, most: int) -> Tensor:
@@ -151,7 +175,13 @@ def judge_of(model: nn.Module, image: ImageSpec, session: Session) -> Judge:
 
 
 def pseudo_source(
-    model: nn.Module, config: SyntheticConfig, session: Session, image: ImageSpec, unauthorized: Tensor | None
+    model: nn.Module,
+    config: SyntheticConfig,
+    session: Session,
+    judge: Judge,
+    unauthorized: Tensor | None,
+    *,
+    restyled: int = 0,
 ) -> PseudoSource:
     """Make the pseudo-source of a run, or find the one made earlier; the images are the same on every process.
 
@@ -159,8 +189,9 @@ def pseudo_source(
         model: The trained network.
         config: How many images, and how they are made.
         session: Where to keep them.
-        image: What the model eats.
+        judge: The same network, as :func:`judge_of` returns it.
         unauthorized: uint8 (N, C, H, W), images of all unauthorized domains, or None.
+        restyled: Copies of the unauthorized images in random styles to make beside; 0 makes none.
 
     Raises:
         InputError: No images would be made.
@@ -171,26 +202,24 @@ def pseudo_source(
     if folder is None and session.state_file is not None:
         folder = session.state_file.parent / "synthetic"
     made = {
+        "version": VERSION,
         "model": digest_of(model),
-        "image": image,
+        "image": judge.image,
         "seed": config.seed,
         "steps": config.generator_steps,
         "batch": config.synthesis_batch,
         "precision": str(session.fabric._precision.precision),
     }
     store = Store(folder if session.fabric.is_global_zero else None, made, session.announce)
-    counts = {name: getattr(config, name) for name in ("generated", "translated", "restyled")}
+    counts = {"generated": config.generated, "translated": config.translated, "restyled": restyled}
     seen = {} if unauthorized is None else {"unauthorized": digest_of_tensors({"pixels": unauthorized})}
     pool = synthesize(
-        model,
-        image,
+        judge,
         unauthorized,
         **counts,
         steps=config.generator_steps,
         batch_size=config.synthesis_batch,
         seed=config.seed,
-        autocast=session.fabric.autocast,
-        device=session.fabric.device,
         announce=session.announce,
         keep=lambda part, make: store.keep(part, make, count=counts[part], **({} if part == "generated" else seen)),
     )

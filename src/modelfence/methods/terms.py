@@ -7,12 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from modelfence.errors import InputError
 from modelfence.losses.classification import clamped_ascent
 from modelfence.methods.config import MaskConfig
 from modelfence.methods.loop import Session
-
-_FEWEST = 2  # images of a domain a step
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -69,33 +66,10 @@ def unlearning(labels: Tensor, config: MaskConfig, session: Session, *, share: f
             logits,
             labels,
             weight=config.ascent,
-            limit=config.limit * (logits.shape[1] if config.scale == "elementwise" else 1),
+            limit=config.limit_for(logits.shape[1]),
             clamp=config.clamp,
             mean_over_processes=lambda value: cast("Tensor", session.fabric.all_reduce(value)),
         )
         return -share * ascent
 
     return loss
-
-
-def shares(half: int, targets: int) -> list[int]:
-    """Return how many of the unauthorized half of a batch each unauthorized domain gets.
-
-    Args:
-        half: Images of the unauthorized half.
-        targets: Number of unauthorized domains, at least 1.
-
-    Raises:
-        InputError: There are too few: one image alone has no batch statistics.
-
-    Example:
-        >>> shares(8, 3)
-        [3, 3, 2]
-    """
-    found = [half // targets + (index < half % targets) for index in range(targets)]
-    if min(found) < _FEWEST:
-        raise InputError(
-            f"batch_size {2 * half} leaves {min(found)} image(s) a step for each of {targets} unauthorized domains; "
-            f"at least {_FEWEST} are needed: raise batch_size, or use masks='one_each'"
-        )
-    return found

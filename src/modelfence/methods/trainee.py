@@ -8,6 +8,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from modelfence.methods.loop import Companion
+from modelfence.methods.state import part_of
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -108,14 +109,3 @@ class Companions:
         """Take back what :meth:`state` returned."""
         for part, companion in self._parts.items():
             companion.load(part_of(tensors, part))
-
-
-def part_of(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """Return the tensors whose names start with a part, under the rest of their names.
-
-    Example:
-        >>> part_of({"a/b": torch.zeros(1), "c/b": torch.ones(1)}, "a")
-        {'b': tensor([0.])}
-    """
-    start = f"{part}/"
-    return {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}

@@ -9,13 +9,14 @@ from modelfence.evaluation.text import percent, ratio
 from modelfence.report import wording
 
 
-def model_card(evaluation: Evaluation, config: Mapping[str, Any], *, title: str) -> str:
+def model_card(evaluation: Evaluation, config: Mapping[str, Any], *, title: str, masked: bool = True) -> str:
     """Write the card of a protected model.
 
     Args:
         evaluation: What was measured.
         config: The resolved configuration, nested mappings of plain values.
         title: Name of the model.
+        masked: Whether a mask confines it; else it was retrained.
 
     Returns:
         Markdown that starts with a YAML front matter: library, tags, authorized and unauthorized domains,
@@ -29,8 +30,7 @@ def model_card(evaluation: Evaluation, config: Mapping[str, Any], *, title: str)
             "",
             f"# {_plain(title)}",
             "",
-            "An image classifier confined by modelfence to its authorized domains: a binary mask was learned over "
-            "its weights and folded into them.",
+            f"An image classifier confined by modelfence to its authorized domains: {_HOW[masked]}.",
             "",
             "## Measured",
             "",
@@ -41,7 +41,7 @@ def model_card(evaluation: Evaluation, config: Mapping[str, Any], *, title: str)
             "",
             "## Limits",
             "",
-            *[f"- {sentence}" for sentence in wording.limits(evaluation)],
+            *[f"- {sentence}" for sentence in wording.limits(evaluation, masked=masked)],
             "",
             "## Configuration",
             "",
@@ -51,6 +51,12 @@ def model_card(evaluation: Evaluation, config: Mapping[str, Any], *, title: str)
             "",
         ]
     )
+
+
+_HOW = {
+    True: "a binary mask was learned over its weights and folded into them",
+    False: "all its weights were retrained",
+}
 
 
 def _front_matter(evaluation: Evaluation, title: str) -> list[str]:
