@@ -32,7 +32,7 @@ def pixels(count: int = 40) -> Tensor:
 
 def pool(model: nn.Module, unauthorized: Tensor | None = None, **values: int) -> PseudoSource:
     few = {"generated": 30, "translated": 20, "restyled": 50, "steps": 3, "batch_size": 8, **values}
-    return synthesize(model, IMAGE, unauthorized, **few)  # type: ignore[arg-type]
+    return synthesize(Judge(model, IMAGE), unauthorized, **few)  # type: ignore[arg-type]
 
 
 def test_parts_follow_what_is_there():
@@ -67,7 +67,7 @@ def test_samples_are_normalized_images_of_the_near_parts():
 
 def test_a_fit_brings_images_nearer_to_the_source():
     distances = [
-        synthesize(classifier(), IMAGE, generated=200, steps=steps, batch_size=32).facts["generated"]["distance"]
+        synthesize(Judge(classifier(), IMAGE), generated=200, steps=steps, batch_size=32).facts["generated"]["distance"]
         for steps in (1, 60)
     ]
     assert distances[1] < distances[0]

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from modelfence.errors import NonFiniteError
+from modelfence.synthesis.judge import Judge
 
 Announce = Callable[[str], None]
 Terms = Mapping[str, Tensor]
@@ -57,18 +57,20 @@ def fit(
 
 
 @torch.no_grad()
-def in_parts(
-    make: Callable[[int, int], Tensor], count: int, autocast: Callable[[], AbstractContextManager[object]]
-) -> Tensor:
-    """Make many images, a few at a time, and return them as one tensor on the CPU.
+def in_parts(make: Callable[[int, int], Tensor], count: int, judge: Judge) -> Tensor:
+    """Make many images, a few at a time, and return them as pixels.
 
     Args:
-        make: From first and last index (exclusive) to a tensor of so many rows.
+        make: From first and last index (exclusive) to so many normalized images.
         count: How many.
-        autocast: Returns the context to compute in.
+        judge: Knows what images are, and the context to compute in.
+
+    Returns:
+        uint8 (count, C, H, W), on the CPU.
     """
-    parts = []
-    for first in range(0, count, 250):
-        with autocast():
-            parts.append(make(first, min(count, first + 250)).cpu())
+    parts, size = [], judge.at_once(250)
+    for first in range(0, count, size):
+        with judge.autocast():
+            made = make(first, min(count, first + size))
+        parts.append(judge.image.denormalize(made).cpu())
     return torch.cat(parts)

@@ -47,8 +47,7 @@ def generate(
 
     fit(fresh, terms, steps=steps, learning_rate=2e-3, title="generated images", announce=announce)
     codes = fresh.codes(count, noise)
-    images = in_parts(lambda first, last: fresh(codes[first:last]).float(), count, judge.autocast)
-    return judge.image.denormalize(images)
+    return in_parts(lambda first, last: fresh(codes[first:last]).float(), count, judge)
 
 
 def objective(judge: Judge, images: Tensor, *, balance_weight: float) -> Terms:

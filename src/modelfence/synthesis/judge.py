@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from modelfence.data.image_spec import ImageSpec
 from modelfence.losses.batch_norm import BatchNormDistance
 from modelfence.masking.batch_mode import has_batch_norm
+from modelfence.masking.unwrap import unwrap
 from modelfence.models.outputs import logits_of
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
 _BATCH = 250
+_PIXELS = 4096 * 1000  # of the images looked at together, so that memory stays bounded: 1,000 images of 64 x 64
 
 
 class Judgement(NamedTuple):
@@ -62,13 +64,13 @@ class Judge:
         device: torch.device | str = "cpu",
     ) -> None:
         with torch.inference_mode(False):
-            own = copy.deepcopy(model).float().to(device)
+            own = copy.deepcopy(unwrap(model)).float().to(device)
             self._model = own.to(memory_format=torch.channels_last)
         self._model.requires_grad_(False).eval()
         self.image = image
         self.autocast: Autocast = autocast or nullcontext
         self.device = torch.device(device)
-        self.batch_norm = has_batch_norm(model)
+        self.batch_norm = has_batch_norm(self._model)
 
     def __call__(self, images: Tensor) -> Judgement:
         """Judge images (N, C, H, W), normalized as the classifier takes them."""
@@ -80,6 +82,16 @@ class Judge:
                 logits = logits_of(self._model(images)).float()
         return Judgement(logits, found.total())
 
+    def at_once(self, most: int) -> int:
+        """Return how many images to look at together: ``most``, but fewer where they are large.
+
+        Example:
+            >>> large = ImageSpec(channels=1, height=224, width=224, mean=(0.5,), std=(0.5,))
+            >>> Judge(nn.Flatten(), large).at_once(1000)
+            81
+        """
+        return max(1, min(most, _PIXELS // (self.image.height * self.image.width)))
+
     @torch.no_grad()
     def logits(self, pixels: Tensor) -> Tensor:
         """Return the logits (N, K) of many images.
@@ -87,15 +99,15 @@ class Judge:
         Args:
             pixels: uint8 (N, C, H, W), on the CPU.
         """
-        parts = [self(self.normalized(part)).logits.cpu() for part in torch.split(pixels, _BATCH)]
+        parts = [self(self.normalized(part)).logits.cpu() for part in torch.split(pixels, self.at_once(_BATCH))]
         return torch.cat(parts)
 
     @torch.no_grad()
     def distance(self, pixels: Tensor) -> float | None:
-        """Return the BatchNorm distance of images (N, C, H, W), uint8, taken as one batch of at most 1,000."""
+        """Return the BatchNorm distance of images (N, C, H, W), uint8: of the first ones, at most 1,000, as a batch."""
         if not self.batch_norm:
             return None
-        found = self(self.normalized(pixels[:1000])).distance
+        found = self(self.normalized(pixels[: self.at_once(1000)])).distance
         return None if found is None else float(found)
 
     @torch.no_grad()
@@ -104,7 +116,7 @@ class Judge:
         if not self.batch_norm:
             return None
         parts = []
-        for part in torch.split(pixels, _BATCH):
+        for part in torch.split(pixels, self.at_once(_BATCH)):
             with self.autocast(), BatchNormDistance(each=True) as found:
                 self._model(self.normalized(part))
             parts.append(found.total().cpu())

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from modelfence.synthesis.judge import Judge
-from modelfence.synthesis.restyling import recognized
+from modelfence.synthesis.restyling import chosen, recognized
 from modelfence.synthesis.styles import random_style
 
-_PART = 512  # images styled at once
+_PART, _STYLE = 512, 16  # images styled at once, at most; those that share a style
 
 
 class Neighbours(NamedTuple):
@@ -44,13 +44,14 @@ def neighbours(judge: Judge, pixels: Tensor, count: int, *, near: Tensor, quanti
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(pixels), generator=generator)
     copies, before, after = [], [], []
-    for rows in torch.split(order[torch.arange(count) % len(pixels)], _PART):
+    size = max(_STYLE, judge.at_once(_PART) // _STYLE * _STYLE)
+    for rows in torch.split(order[torch.arange(count) % len(pixels)], size):
         styled = (random_style(pixels[rows].float() / 255, generator) * 255).round().to(torch.uint8)
         copies.append(styled)
         before.append(judge.logits(pixels[rows]).argmax(1))
         after.append(judge.logits(styled).argmax(1))
     known = recognized(torch.cat(before), torch.cat(after))
-    found, classes = torch.cat(copies)[known], torch.cat(before)[known]
+    found, classes = chosen(copies, known), torch.cat(before)[known]
     distances, usual = judge.distances(found), judge.distances(near)
     if distances is None or usual is None:
         return Neighbours(found, classes, found[:0])

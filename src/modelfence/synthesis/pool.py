@@ -5,19 +5,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.synthesis.draws import order
 from modelfence.synthesis.fitting import Announce
 from modelfence.synthesis.generation import generate
-from modelfence.synthesis.judge import Autocast, Judge
-from modelfence.synthesis.restyling import restyle
+from modelfence.synthesis.judge import Judge
+from modelfence.synthesis.restyling import beside_copies, restyle
 from modelfence.synthesis.translation import translate
 
 NEAR = ("generated", "translated")
 """Parts that look like the source to the classifier; the others only share content with it."""
+
+VERSION = 2
+"""Of how images are made: raise it with every change to them, so that those kept from earlier aren't taken for new."""
 
 Keep = Callable[[str, Callable[[], Tensor]], Tensor]
 
@@ -36,9 +39,10 @@ class PseudoSource:
         facts: Per part: images, classes present, mean confidence in 0..1, BatchNorm distance, contrast.
 
     Example:
+        >>> from torch import nn
         >>> spec = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,))
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-        >>> pool = synthesize(model, spec, generated=20, steps=2, batch_size=8)
+        >>> judge = Judge(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), spec)
+        >>> pool = synthesize(judge, generated=20, steps=2, batch_size=8)
         >>> pool.sample(5).shape, sorted(pool.parts)
         (torch.Size([5, 1, 8, 8]), ['generated'])
     """
@@ -103,8 +107,7 @@ class PseudoSource:
 
 
 def synthesize(
-    model: nn.Module,
-    image: ImageSpec,
+    judge: Judge,
     unauthorized: Tensor | None = None,
     *,
     generated: int = 2048,
@@ -113,25 +116,21 @@ def synthesize(
     steps: int = 100,
     batch_size: int = 64,
     seed: int = 0,
-    autocast: Autocast | None = None,
-    device: torch.device | str = "cpu",
     announce: Announce | None = None,
     keep: Keep | None = None,
 ) -> PseudoSource:
     """Make a pseudo-source from a classifier and, where there are any, unlabelled unauthorized images.
 
     Args:
-        model: The classifier; it isn't changed.
-        image: What it eats.
+        judge: The classifier.
         unauthorized: uint8 (M, C, H, W) without labels, or None.
         generated: Images from noise; 0 makes none.
-        translated: Translations of unauthorized images; none for a network without BatchNorm.
+        translated: Translations, half of them of unauthorized images and half of copies of these in random styles, so
+            that not all look alike; none for a network without BatchNorm.
         restyled: Restyled copies of unauthorized images to make; those the classifier disagrees on are dropped.
         steps: To fit each generator.
         batch_size: Images a step.
         seed: Of everything.
-        autocast: Returns the context to compute in.
-        device: Where to compute.
         announce: Told how it goes.
         keep: From the name of a part and a function that makes it to the part; may bring back one made earlier.
 
@@ -139,14 +138,16 @@ def synthesize(
         InputError: Nothing would be made.
         NonFiniteError: A generator's loss became NaN or infinite.
     """
-    judge = Judge(model, image, autocast=autocast, device=device)
     fitting: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "seed": seed, "announce": announce}
     made = keep or _make
     parts: dict[str, Tensor] = {}
     if generated:
         parts["generated"] = made("generated", lambda: generate(judge, generated, **fitting))
     if unauthorized is not None and translated and judge.batch_norm:
-        parts["translated"] = made("translated", lambda: translate(judge, unauthorized, translated, **fitting))
+        parts["translated"] = made(
+            "translated",
+            lambda: translate(judge, beside_copies(judge, unauthorized, translated, seed=seed), translated, **fitting),
+        )
     if not parts:
         raise InputError(
             "pseudo-source: no images would be made; set generated (or, with BatchNorm, translated) above 0"
@@ -177,7 +178,7 @@ def examined(judge: Judge, parts: Mapping[str, Tensor]) -> PseudoSource:
             "classes": float((share > _FEW / logits.shape[1]).sum()),
             "of_classes": float(logits.shape[1]),
             "confidence": float(logits.softmax(1).amax(1).mean()),
-            "contrast": float((pixels[:1000].float() / 255).std(dim=0).mean()),
+            "contrast": float((pixels[: judge.at_once(1000)].float() / 255).std(dim=0, correction=0).mean()),
             **({} if distance is None else {"distance": distance}),
         }
     return PseudoSource(judge.image, dict(parts), answers, facts)

@@ -1,5 +1,7 @@
 """Copies of unauthorized images that keep the content and leave the style: what the classifier shall go on to know."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.random_convolution import random_convolution_copies
 from modelfence.synthesis.textures import draw_textures
 
-_PART = 500  # images restyled at once
+_PART = 500  # images restyled at once, at most
 
 
 def restyle(judge: Judge, pixels: Tensor, count: int, *, seed: int) -> Tensor:
@@ -28,13 +30,54 @@ def restyle(judge: Judge, pixels: Tensor, count: int, *, seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed)
     copies, before, after = [], [], []
-    for rows in torch.split(torch.arange(count) % len(pixels), _PART):
+    for rows in torch.split(torch.arange(count) % len(pixels), judge.at_once(_PART)):
         original = pixels[rows]
-        blended = on_textures(original.float() / 255, judge, generator)
-        copies.append((random_convolution_copies(blended, generator) * 255).round().to(torch.uint8))
+        copies.append(in_random_styles(original, judge, generator))
         before.append(judge.logits(original).argmax(1))
         after.append(judge.logits(copies[-1]).argmax(1))
-    return torch.cat(copies)[recognized(torch.cat(before), torch.cat(after))]
+    return chosen(copies, recognized(torch.cat(before), torch.cat(after)))
+
+
+def beside_copies(judge: Judge, pixels: Tensor, count: int, *, seed: int) -> Tensor:
+    """Return images, each followed by a copy of it in a random style, whatever the classifier says of that.
+
+    Args:
+        judge: The classifier.
+        pixels: Unlabelled images, uint8 (M, C, H, W).
+        count: How many images to take, in random order; from the start again where there are fewer.
+        seed: Of the order, the textures and the convolutions.
+
+    Returns:
+        uint8 (2 count, C, H, W), on the CPU.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.randperm(len(pixels), generator=generator)[torch.arange(count) % len(pixels)]
+    parts = []
+    for rows in torch.split(mixed, judge.at_once(_PART)):
+        original = pixels[rows]
+        parts.append(torch.stack([original, in_random_styles(original, judge, generator)], dim=1).flatten(0, 1))
+    return torch.cat(parts)
+
+
+def in_random_styles(pixels: Tensor, judge: Judge, generator: torch.Generator) -> Tensor:
+    """Put images (N, C, H, W), uint8, on random textures and through random convolutions; uint8 too."""
+    blended = on_textures(pixels.float() / 255, judge, generator)
+    return (random_convolution_copies(blended, generator) * 255).round().to(torch.uint8)
+
+
+def chosen(parts: Sequence[Tensor], wanted: Tensor) -> Tensor:
+    """Return some images of several parts, without a second copy of all.
+
+    Args:
+        parts: Each (N, C, H, W).
+        wanted: bool, one for each image of all parts.
+
+    Example:
+        >>> chosen([torch.tensor([1, 2]), torch.tensor([3])], torch.tensor([True, False, True])).tolist()
+        [1, 3]
+    """
+    split = torch.split(wanted, [len(part) for part in parts])
+    return torch.cat([part[mine] for part, mine in zip(parts, split, strict=True)])
 
 
 def recognized(before: Tensor, after: Tensor) -> Tensor:

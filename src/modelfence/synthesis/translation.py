@@ -8,7 +8,8 @@ from modelfence.synthesis.fitting import Announce, Terms, fit, in_parts
 from modelfence.synthesis.generation import objective
 from modelfence.synthesis.judge import Judge
 
-_BALANCE = 2.0
+_BALANCE, _FADED = 2.0, 10.0
+_SHARE = 0.8  # of its contrast among the others that an image must keep
 
 
 class Translator(nn.Module):
@@ -66,6 +67,9 @@ def translate(
 ) -> Tensor:
     """Fit a translator to a classifier with BatchNorm and translate images with it: their content, the source's style.
 
+    Classifiers fall back to one class on images of nothing; without a term against it, the content of that class fades
+    away, and a mask learned on such images forgets the class.
+
     Args:
         judge: The classifier; without BatchNorm there is nothing that tells the source's style.
         pixels: Unlabelled images, uint8 (M, C, H, W).
@@ -88,9 +92,11 @@ def translate(
 
     def terms(_: int) -> Terms:
         chosen = torch.randint(len(pixels), (batch_size,), generator=order)
+        originals = judge.normalized(pixels[chosen])
         with judge.autocast():
-            images = translator(judge.normalized(pixels[chosen]))
-        return objective(judge, images.float(), balance_weight=_BALANCE)
+            images = translator(originals).float()
+        found = objective(judge, images, balance_weight=_BALANCE)
+        return {**found, "faded": _FADED * faded(originals, images)}
 
     fit(translator, terms, steps=steps, learning_rate=2e-3, title="translated images", announce=announce)
     rows = torch.arange(count) % len(pixels)
@@ -99,4 +105,25 @@ def translate(
         images: Tensor = translator(judge.normalized(pixels[rows[first:last]]))
         return images.float()
 
-    return judge.image.denormalize(in_parts(make, count, judge.autocast))
+    return in_parts(make, count, judge)
+
+
+def faded(originals: Tensor, images: Tensor) -> Tensor:
+    """Return how much of their contrast images lost in a translation, beyond what all of them lost: 0 to 1, a scalar.
+
+    The contrast of an image is the standard deviation of its values. An image is expected to keep its contrast in
+    proportion to that of the others of the batch; what is missing to 80 % of that counts, as a share of it.
+
+    Args:
+        originals: (N, C, H, W).
+        images: Their translations, same shape; differentiable in them.
+
+    Example:
+        >>> before = torch.tensor([0.0, 1.0]).expand(2, 1, 1, 2)
+        >>> after = torch.stack([before[0], 0 * before[1]])
+        >>> faded(before, before).item(), faded(before, after).item()
+        (0.0, 0.5)
+    """
+    before, after = originals.flatten(1).std(1), images.flatten(1).std(1)
+    expected = _SHARE * before / before.mean().clamp_min(1e-6) * after.detach().mean()
+    return (1 - after / expected.clamp_min(1e-6)).clamp_min(0).mean()
