@@ -130,6 +130,20 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that a record of ours names: those of modelfence and torch.
+
+    Example:
+        >>> sorted(versions())
+        ['modelfence', 'torch']
+    """
+    import torch
+
+    from modelfence import __version__
+
+    return {"modelfence": __version__, "torch": str(torch.__version__)}
+
+
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of some bytes as 64 hexadecimal digits.
 

@@ -97,6 +97,18 @@ class Watch:
 
     domains: "Mapping[str, Domain]"
 
+    @classmethod
+    def of(cls, model: nn.Module, domains: "Mapping[str, Domain]") -> "Watch":
+        """Watch domains after a first look at images and labels.
+
+        Raises:
+            InputError: The model doesn't take the images, or a domain has no labels or labels beyond its classes.
+        """
+        classes = check_images(model, domains)
+        for name, domain in domains.items():
+            _check_labels(name, domain, classes)
+        return cls(domains)
+
     @torch.no_grad()
     def __call__(self, student: nn.Module) -> "Row":
         """Return the student's accuracy on every domain, "watch:<name>", in 0..1."""

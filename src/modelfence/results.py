@@ -10,6 +10,7 @@ from modelfence.files import usable_path
 from modelfence.models.load import RECORD_FILE, WEIGHTS_FILE
 
 REPORT, HISTORY, CARD, RUN, MASK, STATE = "report.json", "history.csv", "README.md", "run.toml", "mask", "state"
+SYNTHETIC, SHEETS = "synthetic.safetensors", "synthetic"
 UNFINISHED = "unfinished"
 """Folder in an output folder where a run keeps its state and writes its result."""
 FINISHED = "finished"
@@ -17,10 +18,14 @@ FINISHED = "finished"
 
 _MASK_FILES = ("mask.json", "mask.safetensors")
 _PAGE = "report/report.html"
+_PARTS = ("generated", "translated", "restyled", "neighbours")
 _FIGURES = tuple(
-    f"report/figures/{name}.{kind}" for name in ("accuracy", "history", "layers", "samples") for kind in ("png", "svg")
+    f"report/figures/{name}.{kind}"
+    for name in ("accuracy", "history", "layers", "samples", "proxies", *(f"synthetic-{part}" for part in _PARTS))
+    for kind in ("png", "svg")
 )
-_RESULTS = (REPORT, WEIGHTS_FILE, RECORD_FILE, HISTORY, CARD, RUN, _PAGE, *_FIGURES)
+_SHEETS = tuple(f"{SHEETS}/{part}.png" for part in _PARTS)
+_RESULTS = (REPORT, WEIGHTS_FILE, RECORD_FILE, HISTORY, CARD, RUN, SYNTHETIC, *_SHEETS, _PAGE, *_FIGURES)
 _STATES = (f"{STATE}.safetensors", f"{STATE}-*.safetensors", f".{STATE}*", "synthetic/*.safetensors")
 # What a text of ours has in it. Any other file is ours where one of the first four is beside it, or in its result.
 _MARKS = {

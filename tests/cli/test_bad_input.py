@@ -227,12 +227,8 @@ def test_no_space_left(invoke: Invoke, protect_arguments: list[str], monkeypatch
     ("arguments", "fragments"),
     [
         (["protect"], ["output.folder: is missing", "--output"]),
-        (["protect", "--output", "out"], ["data.authorized and data.unauthorized is missing", "modelfence.protect"]),
-        (["protect", "--output", "out", "--unauthorized", "usps"], ["data.authorized is missing"]),
-        (
-            ["protect", "--output", "out", "--set", "method.steps=5", "--unauthorized", "usps"],
-            ["SAMap needs authorized"],
-        ),
+        (["protect", "--output", "out"], ["model: is missing", "--model"]),
+        (["protect", "--output", "out", "--method", "SAMap", "--unauthorized", "usps"], ["SAMap needs authorized"]),
         (
             ["protect", "--output", "out", "--authorized", "mnist", "--unauthorized", "usps"],
             ["model: is missing", "--model"],

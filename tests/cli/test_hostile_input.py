@@ -95,8 +95,21 @@ def test_an_evaluation_with_any_value_of_another_kind_is_read_or_refused(finishe
     assert {"/classes", "/scores", "/scores/0", "/scores/0/accuracy", "/scores/1/before/accuracy"} <= refused
 
 
-@pytest.mark.parametrize("key", ["evaluation", "mask", "format"])
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: repr(wrong)[:12])
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        *(
+            (key, wrong)
+            for key in ("evaluation", "mask", "format", "synthetic", "agreement")
+            for wrong in WRONG
+            if (key, wrong) not in [("evaluation", None), ("agreement", {})]  # which are allowed
+        ),
+        ("synthetic", {"parts": {"generated": {"images": 10**400}}, "warnings": []}),
+        ("synthetic", {"parts": {}, "warnings": [1]}),
+        ("synthetic", {"parts": {}, "warnings": [], "class_names": [None]}),
+    ],
+    ids=lambda value: repr(value)[:12],
+)
 def test_a_report_with_a_value_of_another_kind(invoke: Invoke, finished: Path, key: str, wrong: object) -> None:
     shutil.copytree(finished, "out")
     report = json.loads(Path("out/report.json").read_text())

@@ -3,12 +3,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from modelfence import SAMap
+from modelfence import DFMap, SAMap, SFMap
+from modelfence.cli.measured import Measured, measured_by
 from modelfence.cli.runfile import Run, difference, read_run, write_toml
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.models.training import TrainConfig
+from modelfence.ownership.watermark import Watermark
 
 EXAMPLES = sorted(Path(__file__).parents[2].joinpath("examples").glob("*.toml"))
 RUN = """
@@ -165,6 +168,76 @@ def test_a_wrong_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(InputError) as caught:
         read_run("run.toml")
     assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ("", DFMap),
+        ("authorized = 'mnist'", DFMap),
+        ("unauthorized = 'usps'", SFMap),
+        ("authorized = 'mnist'\nunauthorized = 'usps'", SAMap),
+        ("authorized = 'mnist'\n[watermark]", SAMap),
+    ],
+)
+def test_the_domains_choose_the_method_whose_settings_are_meant(tmp_path: Path, given: str, kind: type) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"[method]\nsteps = 7\n[data]\n{given}")
+    method = read_run(path).method
+    assert type(method) is kind
+    assert method == kind(steps=7)
+
+
+def test_another_recipe_of_a_method_that_the_domains_choose(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[method]\nrecipe = 'paper'\nsteps = 936\n[data]\nunauthorized = 'usps'")
+    assert read_run(path, sets=["method.recipe=default"]).method == SFMap()
+
+
+def test_a_watermark_reads_back_the_same(tmp_path: Path) -> None:
+    pattern = tmp_path / "mark.png"
+    Image.new("L", (4, 4), 255).save(pattern)
+    table = {"kind": "custom", "value": 9, "channel": 0, "pattern": str(pattern)}
+    run = read_run(None, options={"watermark": ("x", table)})
+    assert run.watermark == Watermark("custom", value=9, pattern=pattern)
+    assert run.tables("watermark") == {"watermark": table}
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "measured"),
+    [
+        ("source-free.toml", SFMap, Measured({"mnist": "mnist", "usps": "usps"}, ("mnist",))),
+        ("data-free.toml", DFMap, Measured({"mnist": "mnist", "usps": "usps", "svhn": "svhn"}, ("mnist",))),
+        ("protect-mnist.toml", SAMap, Measured({"mnist": "mnist", "usps": "usps", "svhn": "svhn"}, ("mnist",))),
+    ],
+)
+def test_examples_of_the_settings(name: str, method: type, measured: Measured) -> None:
+    run = read_run(EXAMPLES[0].parent / name)
+    assert type(run.method) is method
+    assert measured_by(run) == measured
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (["evaluate.authorized=usps"], "data.unauthorized: 'usps' can't be authorized and unauthorized"),
+        (["data.watch={source = 'mnist'}"], "data.watch: 'source' can't be authorized and unauthorized"),
+        (["data.watch={usps = 'elsewhere'}"], "data.watch: 'usps' is elsewhere here and usps elsewhere"),
+    ],
+)
+def test_a_domain_has_one_name_and_one_role(sets: list[str], expected: str) -> None:
+    given = ["data.authorized=mnist", "data.unauthorized=usps"]
+    with pytest.raises(InputError) as caught:
+        measured_by(read_run(None, sets=[*given, *sets]))
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_saved_model_s_own_domain_counts_as_authorized_where_nothing_else_does() -> None:
+    found = Measured({"usps": "usps", "mnist": "mnist"})
+    assert found.with_origin({"domain": "mnist"}) == Measured({"mnist": "mnist", "usps": "usps"}, ("mnist",))
+    assert found.with_origin({"domain": "svhn"}) == found.with_origin({}) == found
+    known = Measured({"usps": "usps", "mnist": "mnist"}, ("usps",))
+    assert known.with_origin({"domain": "mnist"}) == known
 
 
 def test_a_missing_file_is_named() -> None:

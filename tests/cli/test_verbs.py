@@ -190,21 +190,32 @@ def test_domains_lists_the_catalog_and_where_it_is_found(
     ]
 
 
-def test_the_demo_does_the_whole_job(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setting", ["source-available", "source-free", "data-free"])
+def test_the_demo_does_the_whole_job(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     small = {"data.train_size": 80, "evaluate.limit": 20, "evaluate.refresh_images": 20}
-    monkeypatch.setattr(demo_job, "_SOURCE", {**demo_job._SOURCE, **small, "train.epochs": 1})
-    monkeypatch.setattr(demo_job, "_MASK", {**demo_job._MASK, **small, "method.steps": 2})
-    result = invoke("demo")
+    quick: dict[str, object] = {"method.steps": 2, "method.batch_size": 16}
+    if setting != "source-available":
+        quick |= {"method.generated": 40, "method.translated": 40, "method.generator_steps": 1}
+    quick |= {"source-free": {"method.restyled": 40}, "data-free": {"method.neighbours": 2048}}.get(setting, {})
+    monkeypatch.setattr(demo_job, "_SOURCE", {**demo_job._SOURCE, **small, "train.epochs": 4, "data.train_size": 400})
+    masks = {**demo_job._MASKS, setting: {**demo_job._MASKS[setting], **small, **quick}}
+    monkeypatch.setattr(demo_job, "_MASKS", masks)
+    result = invoke("demo", "--setting", setting)
     assert result.exit_code == 0, result.stderr
+    folder = Path("out/demo" if setting == "source-available" else f"out/demo-{setting}")
     for path in ("source/model.safetensors", "protected/model.safetensors", "protected/mask/mask.json"):
-        assert Path("out/demo", path).exists()
-    assert Path("out/demo/protected/report/report.html").exists()
-    assert Path("out/demo/protected/report/figures/samples.png").exists()
-    scores = read_report(Path("out/demo/protected"))["evaluation"]["scores"]
+        assert (folder / path).exists()
+    assert (folder / "protected/report/report.html").exists()
+    assert (folder / "protected/report/figures/samples.png").exists()
+    assert (folder / "protected/synthetic").exists() == (setting != "source-available")
+    scores = read_report(folder / "protected")["evaluation"]["scores"]
+    assert [score["role"] for score in scores] == ["authorized", "unauthorized", "unauthorized"]
     for score in scores:
         told = f"{100 * score['before']['accuracy']:.1f} % right before the mask, {100 * score['accuracy']:.1f} % after"
         assert f"{score['name']}, a domain" in result.stdout
         assert told in result.stdout
+    assert "The mask achieves little here: " in result.stdout  # two steps
+    assert ("labels were used to measure it, and for nothing else" in result.stdout) == (setting != "source-available")
     assert "What the files are" in result.stdout
     again = result.stdout.splitlines()[-1].split()
     assert again[:2] == ["modelfence", "evaluate"]

@@ -179,3 +179,27 @@ def test_class_names_bound_the_labels():
 def test_subset_refuses_indices_out_of_range():
     with pytest.raises(InputError, match="from 0 to 22"):
         domain().subset(torch.tensor([23]))
+
+
+def test_a_mapped_domain_hands_out_the_same_images_changed():
+    plain, half = domain(), domain().mapped(lambda pixels: pixels // 2, "halved")
+    assert (half.name, half.size, half.spec, domain().mapped(lambda pixels: pixels).name) == (
+        "halved",
+        23,
+        SPEC,
+        "numbers",
+    )
+    for one, other in zip((plain, *plain.split(0.3, 4)), (half, *half.split(0.3, 4)), strict=True):
+        expected = [[number // 2 for number in batch] for batch in numbers(one.batches(5, seed=2, start=1), 3)]
+        assert numbers(other.batches(5, seed=2, start=1), 3) == expected
+        assert [b.labels.tolist() for b in other.once(4)] == [b.labels.tolist() for b in one.once(4)]
+    twice = half.mapped(lambda pixels: pixels + 1)
+    assert numbers(twice.once(5), 1) == [[1, 1, 2, 2, 3]]
+    assert numbers(plain.once(5), 1) == [[0, 1, 2, 3, 4]]
+
+
+def test_a_mapped_domain_keeps_fetching_ahead():
+    ahead = domain(ahead=2).mapped(lambda pixels: pixels + 1)
+    assert numbers(ahead.batches(4, seed=0), 7) == numbers(
+        domain().mapped(lambda pixels: pixels + 1).batches(4, seed=0), 7
+    )

@@ -3,10 +3,14 @@ import json
 import tarfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from modelfence.data.files import folder_records, local_path, tar_records
+from modelfence.data.files import folder_records, local_path, loose_records, tar_records
+from modelfence.data.named import from_text
+from modelfence.data.records import Request
 from modelfence.data.sources import as_domain
 from modelfence.errors import InputError
 
@@ -61,6 +65,35 @@ def test_empty_trees_and_empty_classes(tmp_path, png):
     write_tree(tmp_path, png, {"cat": [1], "empty": []})
     with pytest.raises(InputError, match=r"empty: class without images"):
         folder_records(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["", "train", "train/deep"])
+def test_images_without_labels_need_no_class_folders(tmp_path, png, rgb_spec, where):
+    (tmp_path / where).mkdir(parents=True, exist_ok=True)
+    for number, value in enumerate([5, 3]):
+        (tmp_path / where / f"{number}.png").write_bytes(png(value))
+    (tmp_path / where / "notes.txt").write_text("no image")
+    domain = from_text(str(tmp_path), Request("scans", rgb_spec, labelled=False))
+    assert first_values(domain) == [5, 3]
+    assert (domain.labelled, domain.classes) == (False, None)
+
+
+def test_labels_that_are_not_wanted_are_not_looked_at(tmp_path, png, rgb_spec):
+    request = Request("scans", rgb_spec, labelled=False)
+    write_tar(tmp_path / "x.tar", {"a.png": png(7), "a.cls": b"no number", "b.png": png(4)})
+    domain = from_text(str(tmp_path / "x.tar"), request)
+    assert (first_values(domain), domain.labelled) == ([7, 4], False)
+    table = pa.table({"image": [{"bytes": png(value)} for value in (6, 2)], "label": ["yes", None]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    domain = from_text(str(tmp_path / "x.parquet"), request)
+    assert (first_values(domain), domain.labelled) == ([6, 2], False)
+    domain = from_text("sklearn_digits", request)
+    assert (domain.labelled, domain.classes) == (False, None)
+
+
+def test_an_empty_folder_has_no_images(tmp_path):
+    with pytest.raises(InputError, match="no images; add some"):
+        loose_records(tmp_path)
 
 
 def test_an_undecodable_file_is_named(tmp_path, png, rgb_spec):

@@ -184,3 +184,16 @@ def test_a_limit_spreads_over_a_pass_that_is_sorted_by_class() -> None:
     (batch,) = StreamDomain(loader, "sorted").once(50, limit=20)
     assert batch.labels is not None
     assert batch.labels.tolist() == [(index * 100 // 20) // 20 for index in range(20)]
+
+
+def test_a_mapped_stream_hands_out_the_same_images_changed():
+    plain = StreamDomain(loader(), "loader")
+    double = plain.mapped(lambda images: 2 * images, "doubled")
+    assert (double.name, double.size, double.labelled, plain.name) == ("doubled", SIZE, True, "loader")
+    for one, other in zip((plain, *plain.split(0.25, 4)), (double, *double.split(0.25, 4)), strict=True):
+        expected = [[2 * number for number in batch] for batch in numbers(one.batches(3, seed=2, start=2), 4)]
+        assert numbers(other.batches(3, seed=2, start=2), 4) == expected
+        assert numbers(one.once(3), 1) == numbers(one.once(3), 1)
+    assert numbers(double.mapped(lambda images: images + 1).once(2), 1) == [
+        [2 * number + 1 for number in numbers(plain.once(2), 1)[0]]
+    ]

@@ -13,7 +13,7 @@ from modelfence.errors import InputError, MaskMismatchError
 from modelfence.masking.digest import digest_of
 from modelfence.masking.mask import LayerSparsity, Mask
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.masking.unwrap import plain_name, unwrap
+from modelfence.masking.unwrap import unwrap
 
 
 def random_mask(model: nn.Module, seed: int = 0, share: float = 0.3) -> Mask:
@@ -88,11 +88,6 @@ def test_wrappers_make_no_difference(wrap):
     assert mask.apply_(wrapped) is wrapped
     assert unwrap(wrapped) is inner
     assert digest_of(inner) == mask.folded_digest
-
-
-def test_wrapper_prefixes_of_names():
-    assert plain_name("_orig_mod.module.layer.module.weight") == "layer.module.weight"
-    assert plain_name("module_list.0.weight") == "module_list.0.weight"
 
 
 @pytest.mark.parametrize("build", [zoo.small_cnn, lambda: zoo.small_cnn().to(memory_format=torch.channels_last)])

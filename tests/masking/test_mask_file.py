@@ -14,7 +14,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from modelfence.data.image_spec import ImageSpec
-from modelfence.errors import ArtifactError
+from modelfence.errors import ArtifactError, InputError
 from modelfence.files import sha256
 from modelfence.masking.mask import Mask
 from modelfence.masking.mask_file import BITS, RECORD, _written
@@ -227,3 +227,52 @@ def test_counts_and_sizes_in_the_record_are_checked_against_the_bits(saved):
     rewritten(saved, parameters=table, bits_sha256=sha256(bits))
     with pytest.raises(ArtifactError, match="not a mask file"):
         Mask.load(saved)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"format": 1, "metadata": ' + b"[" * 600 + b"]" * 600 + b"}",
+        b"\xff\xfe{",
+        b"{",
+        b"",
+        b"[]",
+        b"3",
+        b'{"format": 1e999}',
+        b'{"format": null}',
+        b'{"format": "x"}',
+    ],
+    ids=lambda content: content[:12].decode(errors="replace"),
+)
+def test_a_record_that_is_none_is_refused_in_one_line(saved, content):
+    (saved / RECORD).write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"mask\.json: truncated or altered") as caught:
+        Mask.load(saved)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [[10**30], [-1], ["a"], "ab", None, [2**62, 2**62]], ids=str)
+def test_a_record_with_shapes_that_are_none(saved, shape):
+    table = json.loads((saved / RECORD).read_bytes())["parameters"]
+    rewritten(saved, parameters=[table[0] | {"shape": shape}, table[1]])
+    with pytest.raises(ArtifactError, match="mask") as caught:
+        Mask.load(saved)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 5000])
+def test_a_text_that_can_be_no_path(name):
+    for use in (Mask.load, tiny()[1].save):
+        with pytest.raises(InputError, match="path") as caught:
+            use(name)
+        assert "\n" not in str(caught.value)
+
+
+def test_metadata_nested_without_end_is_not_saved(tmp_path):
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(InputError, match="metadata can't be saved"):
+        tiny()[1].with_metadata(deep=nested).save(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -74,6 +74,49 @@ def test_queries_that_can_not_be_written(tmp_path: Path, clean: IndexedDomain) -
     assert not (tmp_path / "new").exists()
 
 
+def test_new_queries_leave_nothing_of_earlier_ones(tmp_path: Path, clean: IndexedDomain) -> None:
+    export_queries(clean, MARK, tmp_path, images=60)
+    (tmp_path / "queries/read me.txt").write_text("kept")
+    (tmp_path / "labels.csv").unlink()  # as if the earlier one had been killed
+    key = export_queries(clean, MARK, tmp_path, images=20, force=True)
+    for kind in ("clean", "marked"):
+        assert sorted(path.stem for path in (tmp_path / "queries" / kind).iterdir()) == [f"{n:05d}" for n in range(20)]
+    assert len(key.read_text().splitlines()) == 21
+    assert (tmp_path / "queries/read me.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "name", ["labels.csv", "queries/queries.csv", "queries/clean/00003.png", "queries/marked/123456.png", "queries"]
+)
+def test_files_of_others_are_not_replaced_even_by_force(tmp_path: Path, clean: IndexedDomain, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("image,label,remark\nmine,1,x\n")
+    with pytest.raises(InputError, match=f"{name}: wasn't written by modelfence; move it away") as caught:
+        export_queries(clean, MARK, tmp_path, images=20, force=True)
+    assert "\n" not in str(caught.value)
+    assert file.read_text() == "image,label,remark\nmine,1,x\n"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+
+
+def test_a_folder_in_the_place_of_the_key(tmp_path: Path, clean: IndexedDomain) -> None:
+    (tmp_path / "labels.csv").mkdir()
+    with pytest.raises(InputError, match=r"labels\.csv: wasn't written by modelfence"):
+        export_queries(clean, MARK, tmp_path, images=20, force=True)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 5000])
+def test_a_text_that_can_be_no_path(clean: IndexedDomain, name: str) -> None:
+    for use in (
+        lambda: export_queries(clean, MARK, name),
+        lambda: read_predictions(name),
+        lambda: read_predictions(__file__, name),
+    ):
+        with pytest.raises(InputError) as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
 def test_rows_and_columns_come_in_any_order(tmp_path: Path) -> None:
     (tmp_path / "key.csv").write_text(KEY)
     (tmp_path / "answers.csv").write_text(

@@ -96,6 +96,7 @@ def test_history_of_many_domains():
         ([{"step": 0, "loss": None, "source_accuracy": 0.9}, {"step": 5, "loss": float("nan")}], 1),
         ([{"step": 0, "seconds": 1.0}], 1),
         ([{"step": 0, "loss": 1.0, "kept": 1.0, "source_accuracy": 0.5, "target_accuracy": 0.5}], 3),
+        ([{"step": 0, "loss": 1.0, "source_agreement": 0.5, "target_agreement:usps": 0.5, "watch:usps": 0.3}], 3),
     ],
 )
 def test_history_with_holes(history, panels):

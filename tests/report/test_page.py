@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from modelfence.report.page import write_report
+from modelfence.report.sheets import Sheets
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror="x">'
 VOID = {"meta", "br", "img", "wbr", "input", "hr", "link"}
@@ -129,6 +130,34 @@ def test_every_row_of_the_table_has_every_column(full):
     body = re.search(r"<tbody>(.*?)</tbody>", markup, re.DOTALL)[1]
     for row in re.findall(r"<tr.*?</tr>", body, re.DOTALL):
         assert len(re.findall(r"<t[hd][ >]", row)) == columns
+
+
+def test_synthetic_images_and_proxies(make_evaluation, tmp_path):
+    images, classes = torch.zeros(9, 1, 8, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
+    made = Sheets({"generated": (images, classes)}, {"generated": {"images": 80.0}}, [HOSTILE], [HOSTILE])
+    rows = [{"step": 5, "source_agreement": 0.9, "watch:mnist": 0.7, "loss": 1.0}]
+    path = write_report(tmp_path, evaluation=make_evaluation(), history=rows, synthetic=made, title="A title")
+    page = parsed(path)
+    assert "script" not in {tag for tag, _ in page.seen}
+    assert f"Warning: {HOSTILE}." in page.text
+    assert "generated: generated from noise until the model was sure of them (80 images)" in page.text
+    assert "The widest difference: at step 5 the model agreed with the original on 90.0 %" in page.text
+    assert "20.0 points apart" in page.text
+    assert {"proxies.png", "synthetic-generated.svg"} <= {file.name for file in (tmp_path / "figures").iterdir()}
+    drawings = [attributes for tag, attributes in page.seen if tag == "svg"]
+    assert len({attributes["aria-label"] for attributes in drawings}) == len(drawings) == 4
+    ids = [attributes["id"] for _, attributes in page.seen if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_run_without_labels_says_so(tmp_path):
+    rows = [{"step": 5, "source_agreement": 0.9, "target_agreement:neighbours": 0.4}]
+    page = parsed(write_report(tmp_path, evaluation=None, history=rows, title="plain", masked=False))
+    assert "No labelled domain was at hand, so there are no accuracies" in page.text
+    assert "It agrees with the original model on 40.0 % of the images in random styles." in page.text
+    assert "Retraining is no lock" in page.text
+    assert "A mask is no lock" not in page.text
+    assert [path.name for path in sorted((tmp_path / "figures").iterdir())] == ["history.png", "history.svg"]
 
 
 @pytest.mark.parametrize("compared", [True, False])

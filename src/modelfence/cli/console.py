@@ -1,6 +1,7 @@
 """What the command line says: results on stdout, progress and notes on stderr, nothing on ranks above 0."""
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -34,11 +35,12 @@ class Console:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         self.silent = rank() > 0
+        self._say: Callable[[str], None] = functools.partial(click.echo, err=True)
 
     def note(self, text: str = "") -> None:
         """Say on stderr what is being done."""
         if not self.silent:
-            click.echo(text, err=True)
+            self._say(text)
 
     def result(self, text: str, record: Mapping[str, Any] | list[Any]) -> None:
         """Give the verb's result: text for people, or the same as JSON values for machines.
@@ -65,12 +67,18 @@ class Console:
             self.note(f"{title} ...")
             yield lambda done, text: self.note(f"  {done:.0f}/{total:.0f}  {text}")
             return
-        with _bar(title, total) as advance:
-            yield advance
+        plain = self._say
+        with _bar(title, total) as (advance, say):
+            self._say = say
+            try:
+                yield advance
+            finally:
+                self._say = plain
 
 
 @contextlib.contextmanager
-def _bar(title: str, total: float) -> Iterator[Advance]:
+def _bar(title: str, total: float) -> Iterator[tuple[Advance, Callable[[str], None]]]:
+    """Show a bar; give what moves it, and what says lines above it."""
     from rich.console import Console as Terminal
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -81,4 +89,4 @@ def _bar(title: str, total: float) -> Iterator[Advance]:
         def advance(done: float, text: str) -> None:
             bar.update(task, completed=done, text=text)
 
-        yield advance
+        yield advance, lambda line: bar.console.print(line, markup=False, highlight=False, soft_wrap=True)

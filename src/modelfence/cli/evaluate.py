@@ -36,6 +36,7 @@ def command(
     """
     import torch
 
+    from modelfence.cli.measured import Measured, labelled_in, measured_by
     from modelfence.cli.parts import load_test
     from modelfence.cli.reference import load, load_before, named_domains, run_of
     from modelfence.errors import InputError
@@ -43,15 +44,17 @@ def command(
 
     console = Console(as_json=as_json)
     run = run_of(model, weights=weights, classes=classes, image_size=image_size, sets=sets)
-    named = named_domains(domains) or (run.data.named if run.data else {})
-    if not named:
+    given = named_domains(domains)
+    measured = measured_by(run, labels_of=labelled_in(run)) if given is None else Measured(given)
+    if not measured.domains:
         raise InputError("evaluate: DOMAIN is missing; name at least one, such as mnist (see modelfence domains)")
     loaded = load(run.model, run.image, model)
+    measured = measured if given else measured.with_origin(loaded.extra)
     table = evaluate(
         loaded.model,
-        {name: load_test(name, text, loaded.image, loaded.classes) for name, text in named.items()},
+        {name: load_test(name, text, loaded.image, loaded.classes) for name, text in measured.domains.items()},
         before=load_before(before, loaded).model if before else None,
-        authorized=list(authorized) or None,
+        authorized=list(authorized or measured.authorized) or None,
         limit=run.evaluate.limit,
         batch_size=run.evaluate.batch_size,
         refresh_images=run.evaluate.refresh_images,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from modelfence import __version__
-from modelfence.cli import demo, doctor, domains, evaluate, protect, report, train, verify
+from modelfence.cli import bench, demo, doctor, domains, evaluate, protect, report, train, verify
 from modelfence.errors import Interrupted, ModelfenceError
 
 WRONG_USE, FAULT, STOPPED = 2, 70, 130
@@ -113,5 +113,5 @@ def main() -> None:
     """
 
 
-for verb in (demo, domains, train, doctor, protect, evaluate, verify, report):
+for verb in (demo, domains, train, doctor, protect, evaluate, verify, report, bench):
     main.add_command(verb.command)

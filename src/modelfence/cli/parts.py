@@ -3,15 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from modelfence.cli.tables import DataTable
 from modelfence.data import catalog
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.files import local_path
 from modelfence.data.image_spec import ImageSpec
+from modelfence.data.named import from_text
+from modelfence.data.records import Request
 from modelfence.data.sources import as_domain
 from modelfence.data.splits import protocol
 from modelfence.errors import InputError
+from modelfence.files import usable_path
 
 _TEST_SPLITS = ("test", "val", "valid", "validation", "dev")
 _TEST_SHARE, _TEST_SEED = 1 / 6, 0  # of a domain that isn't divided; never changed, so that test images stay the same
@@ -55,24 +59,31 @@ def load_parts(name: str, text: str, data: DataTable, image: ImageSpec, classes:
         whole, test = whole.split(_TEST_SHARE, _TEST_SEED)
     else:
         test = _load(name, text, split, image, classes)
-    size = len(whole)
-    if size < 2:
-        raise InputError(
-            f"domain {name!r} has {size} image to learn on; one to learn on and one to validate are needed"
-        )
-    validation = min(data.validation_size, max(1, size // 6))
-    wanted = size - validation if data.train_size == "whole" else min(int(data.train_size), size - validation)
-    train_rows, validation_rows = protocol(size, wanted, validation, seed=data.seed)
-    return Parts(whole.subset(train_rows), whole.subset(validation_rows), test)
+    return Parts(*_divided(whole, data), test)
 
 
-def load_test(name: str, text: str, image: ImageSpec, classes: int | None = None) -> IndexedDomain:
-    """Load a domain's own test split; of one that isn't divided, all images.
+def load_images(name: str, text: str, data: DataTable, image: ImageSpec) -> IndexedDomain:
+    """Load the images of a domain that :func:`load_parts` would train on, whose labels are neither read nor needed.
+
+    Raises:
+        InputError: The domain can't be had, or an image can't be decoded.
+    """
+    whole = _images(name, text, "train", image)
+    if _is_undivided(text):
+        whole, _ = whole.split(_TEST_SHARE, _TEST_SEED)
+    return _divided(whole, data)[0]
+
+
+def load_test(
+    name: str, text: str, image: ImageSpec, classes: int | None = None, *, labels: bool = True
+) -> IndexedDomain:
+    """Load a domain's own test split; of one that isn't divided, all images. Without labels they aren't needed.
 
     Raises:
         InputError: As for :func:`load_parts`.
     """
-    return _load(name, text, _test_split(text) or "train", image, classes)
+    split = _test_split(text) or "train"
+    return _load(name, text, split, image, classes) if labels else _images(name, text, split, image)
 
 
 def check_class_names(domains: Sequence[IndexedDomain], wanted: Sequence[str] | None = None) -> None:
@@ -110,11 +121,51 @@ def check_class_names(domains: Sequence[IndexedDomain], wanted: Sequence[str] | 
             )
 
 
+def has_labels(text: str) -> bool:
+    """Say whether a domain given as a text has labels, as far as its files tell; a catalog name has.
+
+    Raises:
+        InputError: It can't be had.
+    """
+    if text.startswith("hub:") or text in catalog.names():
+        return True
+    kind, files = local_path(usable_path(text).expanduser(), "train")
+    return kind != "folder" or any(entry.is_dir() and entry.name[0] != "." for entry in files[0].iterdir())
+
+
+def _divided(whole: IndexedDomain, data: DataTable) -> tuple[IndexedDomain, IndexedDomain]:
+    """Return the images to train on and those to validate on."""
+    size = len(whole)
+    if size < 2:
+        raise InputError(
+            f"domain {whole.name!r} has {size} image to learn on; one to learn on and one to validate are needed"
+        )
+    validation = min(data.validation_size, max(1, size // 6))
+    wanted = size - validation if data.train_size == "whole" else min(int(data.train_size), size - validation)
+    train_rows, validation_rows = protocol(size, wanted, validation, seed=data.seed)
+    return whole.subset(train_rows), whole.subset(validation_rows)
+
+
+def _images(name: str, text: str, split: str, image: ImageSpec) -> IndexedDomain:
+    return cast("IndexedDomain", from_text(text, Request(name, image, split, labelled=False)))
+
+
 def _load(name: str, text: str, split: str, image: ImageSpec, classes: int | None) -> IndexedDomain:
     domain = as_domain(text, name=name, image=image, split=split, classes=classes)
     if not isinstance(domain, IndexedDomain):
         raise InputError(f"domain {name!r}: is a stream; the command line needs images that can be counted")
     return domain
+
+
+def _is_undivided(text: str) -> bool:
+    """Say whether a domain is a local collection without a part to measure on."""
+    if text.startswith("hub:") or text in catalog.names():
+        return False
+    path = Path(text).expanduser()
+    try:
+        return local_path(path, "test") == local_path(path, "train")
+    except InputError:  # there is no test split; to learn from, none is needed
+        return False
 
 
 def _test_split(text: str) -> str | None:

@@ -1,6 +1,7 @@
 """``modelfence protect``: a mask, and the confined model."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +15,12 @@ from modelfence.cli.console import Console
 @options.model_options
 @click.option("--authorized", metavar="DOMAIN", help="Where it shall go on working.")
 @click.option("--unauthorized", metavar="DOMAIN", multiple=True, help="Where it shall fail; may be given again.")
+@click.option(
+    "--watch", metavar="DOMAIN", multiple=True, help="Labelled; measured and never learned from; may be given again."
+)
+@click.option("--method", metavar="NAME", help="SAMap, SFMap, DFMap, ...; by default the domains choose it.")
 @options.output
+@click.option("--cache", metavar="FOLDER", help="Where synthetic images are kept for other runs with the same model.")
 @options.sets
 @click.option("--resume", is_flag=True, help="Go on with the run in the output folder.")
 @options.force
@@ -27,7 +33,10 @@ def command(
     image_size: int | None,
     authorized: str | None,
     unauthorized: tuple[str, ...],
+    watch: tuple[str, ...],
+    method: str | None,
     output: str | None,
+    cache: str | None,
     sets: tuple[str, ...],
     resume: bool,
     force: bool,
@@ -38,9 +47,14 @@ def command(
     The settings come from a run file, from options, or from both; options go before the file. A run that was stopped or
     killed goes on with --resume to the same mask.
 
+    The domains given make the setting: both; the unauthorized one alone, whose labels aren't looked at; the authorized
+    one alone; or none. --watch measures a labelled domain that isn't learned from, such as the source in those.
+
     \b
     modelfence protect run.toml
     modelfence protect --model sl/ --authorized mnist --unauthorized usps --output out/
+    modelfence protect --model sl/ --unauthorized usps --watch mnist --watch usps --output out/
+    modelfence protect --model sl/ --output out/
     modelfence protect --output out/ --resume
     """
     from modelfence.cli.output import run_file as saved_run
@@ -57,7 +71,10 @@ def command(
         "image": ("--image-size", image_option(image_size)),
         "data.authorized": ("--authorized", named_domains([authorized] if authorized else [])),
         "data.unauthorized": ("--unauthorized", named_domains(unauthorized)),
+        "data.watch": ("--watch", named_domains(watch)),
+        "method.name": ("--method", method),
         "output.folder": ("--output", output),
+        "output.cache": ("--cache", cache),
     }
     if resume and run_file is None and output is not None:
         found = saved_run(usable_path(output))
@@ -71,17 +88,27 @@ def command(
         console.result(summary(report, run.output.folder if run.output else ""), report)
 
 
-def summary(report: dict[str, object], folder: str) -> str:
-    """Return the table of a finished run and what its files are."""
+def summary(report: dict[str, Any], folder: str) -> str:
+    """Return what a finished run came to: the table, agreement where there are no labels, and what its files are."""
     from modelfence.evaluation.result import Evaluation
+    from modelfence.report.proxies import agreements
 
-    table = Evaluation.from_dict(report["evaluation"])  # type: ignore[arg-type]  # JSON
     where = Path(folder)
-    return "\n".join(
-        [
-            str(table),
-            "",
-            f"{where / 'model.safetensors'}  is what to ship: an ordinary checkpoint of the same network",
-            f"{where / 'mask'}  is the owner's record: never ship it",
-        ]
-    )
+    said = []
+    if report["evaluation"] is None:
+        said.append("No labelled domain was given, so there are no accuracies; --watch DOMAIN measures one.")
+    else:
+        said += [str(Evaluation.from_dict(report["evaluation"]))]
+    said += ["", *agreed] if (agreed := agreements([report.get("agreement", {})])) else []
+    said += ["", *warnings] if (warnings := warnings_of(report)) else []
+    said += ["", f"{where / 'model.safetensors'}  is what to ship: an ordinary checkpoint of the same network"]
+    if "mask" in report:
+        said.append(f"{where / 'mask'}  is the owner's record: never ship it")
+    if "synthetic" in report:
+        said.append(f"{where / 'synthetic'}  shows some of the images that were synthesized")
+    return "\n".join(said)
+
+
+def warnings_of(report: dict[str, Any]) -> list[str]:
+    """Return what looked wrong with the synthetic images of a run, a line each."""
+    return [f"Warning: {warning}." for warning in report.get("synthetic", {}).get("warnings", ())]

@@ -12,23 +12,26 @@ import torch
 from modelfence.artifact import Artifact, peak_memory_mib, read_report, write_artifact
 from modelfence.cli.console import Advance, Console
 from modelfence.cli.engine import is_first, joined_fabric
+from modelfence.cli.measured import measured_by
 from modelfence.cli.output import Output, refuse_inside
-from modelfence.cli.parts import Parts, check_class_names, load_parts
+from modelfence.cli.protect_data import RunData, load_data
 from modelfence.cli.reference import load
 from modelfence.cli.runfile import Run
+from modelfence.cli.tables import DataTable
 from modelfence.errors import InputError, Interrupted
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.table import evaluate
 from modelfence.files import output_folder, usable_path
-from modelfence.methods.config import MaskConfig
-from modelfence.methods.registry import method_for
+from modelfence.methods.config import LearnConfig, MaskConfig
+from modelfence.methods.registry import Method, method_for
 from modelfence.models.load import WEIGHTS_FILE, LoadedModel
 from modelfence.protect import Protection, protect
+from modelfence.report.proxies import last_agreements
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_TABLES = ("model", "image", "data", "method", "evaluate", "output")
+_TABLES = ("model", "image", "data", "method", "watermark", "evaluate", "output")
 
 
 def protect_model(run: Run, console: Console, *, resume: bool = False, force: bool = False) -> dict[str, Any]:
@@ -50,19 +53,13 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
     """
     if run.output is None:
         raise InputError("protect: output.folder: is missing; give it in a run file or as --output")
-    given = {name: run.data is not None and bool(getattr(run.data, name)) for name in ("authorized", "unauthorized")}
-    _, config = method_for(run.method, given)
-    if not all(given.values()):
-        missing = " and ".join(f"data.{name}" for name, there in given.items() if not there)
-        raise InputError(
-            f"protect: {missing} is missing; the command line learns from both domains, the settings without one are "
-            "in Python so far: modelfence.protect"
-        )
+    method, config = _method(run)
     if resume and force:
         raise InputError("--resume goes on and --force starts anew: give one of them")
     folder = usable_path(run.output.folder)
     _keep_base(run, folder)
-    refuse_inside(folder, run.data.named.values() if run.data else ())
+    for place in (folder, *([usable_path(run.output.cache)] if run.output.cache else [])):
+        refuse_inside(place, measured_by(run).domains.values())
     run = replace(run, method=config)
     fabric = joined_fabric(config.precision)
     first = is_first(fabric)
@@ -74,7 +71,7 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
         if resume and output.new:
             console.note(f"{output.folder}: there is no run to go on with yet; starting it")
         try:
-            return _run(run, config, output, console, fabric)
+            return _run(run, method, config, output, console, fabric)
         except Interrupted as error:
             output.begin(state_saved=True)
             raise Interrupted(str(error).replace(str(output.work), str(output.folder))) from error
@@ -84,16 +81,36 @@ def protect_model(run: Run, console: Console, *, resume: bool = False, force: bo
             raise Interrupted(f"stopped; what was done is in {output.folder}: go on with --resume") from error
 
 
-def _run(run: Run, config: MaskConfig, output: Output, console: Console, fabric: "Fabric | None") -> dict[str, Any]:
+def _method(run: Run) -> tuple[Method, LearnConfig]:
+    """Return the method of a run; refuse one that the domains don't fit."""
+    data = run.data or DataTable()
+    given = {
+        "authorized": data.authorized is not None,
+        "unauthorized": data.unauthorized is not None or run.watermark is not None,
+    }
+    if run.watermark is not None and data.authorized is None:
+        raise InputError("protect: watermark: the authorized images get the mark; give data.authorized too")
+    if run.watermark is not None and "watermark" in measured_by(run).domains:
+        raise InputError("protect: watermark: a domain has that name, which the marked images get; call it otherwise")
+    method, config = method_for(run.method, given)
+    if isinstance(config, MaskConfig) and config.masks == "one_each" and data.unauthorized is None:
+        raise InputError('protect: method.masks: "one_each" makes a mask a domain of data.unauthorized; give some')
+    return method, config
+
+
+def _run(
+    run: Run, method: Method, config: LearnConfig, output: Output, console: Console, fabric: "Fabric | None"
+) -> dict[str, Any]:
     """Load, learn, measure and write; return the content of ``report.json``."""
     loaded = load(run.model, run.image, "protect")
     if loaded.classes < 2:
         raise InputError(f"model {loaded.reference!r} has 1 class; a classifier of at least 2 can be confined")
-    authorized, unauthorized = _domains(run, loaded, console)
-    learning, protection = _learn(loaded, authorized, unauthorized, config, output, console, fabric)
+    data = load_data(run, loaded, labels=method.labels, note=console.note)
+    learning, protection = _learn(run, loaded, data, config, output, console, fabric)
     if not is_first(fabric):
         return {}
-    measuring, table = _measure(loaded, protection, {**authorized, **unauthorized}, run, console)
+    measuring, table = _measure(loaded, protection, data, run, console)
+    tables = run.data or DataTable()
     artifact = Artifact(
         model=protection.model,
         mask=protection.mask,
@@ -102,30 +119,17 @@ def _run(run: Run, config: MaskConfig, output: Output, console: Console, fabric:
         config=config,
         origin=loaded,
         evaluation=table,
+        synthetic=protection.synthetic,
         facts={
-            "authorized": list(authorized),
-            "unauthorized": list(unauthorized),
+            "authorized": list(tables.authorized or {}),
+            "unauthorized": list(tables.unauthorized or {}),
+            "agreement": last_agreements(protection.history),
+            **({} if run.watermark is None else {"watermark": run.watermark.to_dict()}),
             "seconds": {"learning": round(learning, 1), "measuring": round(measuring, 1)},
             "peak_memory_mib": peak_memory_mib(),
         },
     )
     return write_artifact(output.folder, artifact)
-
-
-def _domains(run: Run, loaded: LoadedModel, console: Console) -> tuple[dict[str, Parts], dict[str, Parts]]:
-    """Load the authorized and the unauthorized domains of a run, by name."""
-    data = run.data
-    assert data is not None  # noqa: S101 (for the type checker: the method has its domains)
-    found: list[dict[str, Parts]] = []
-    for named in (data.authorized or {}, data.unauthorized or {}):
-        parts = {}
-        for name, text in named.items():
-            console.note(f"loading {name}")
-            parts[name] = load_parts(name, text, data, loaded.image, loaded.classes)
-        found.append(parts)
-    tests = [parts.test for group in found for parts in group.values()]
-    check_class_names(tests, loaded.extra.get("class_names"))
-    return found[0], found[1]
 
 
 def _keep_base(run: Run, folder: Path) -> None:
@@ -136,29 +140,40 @@ def _keep_base(run: Run, folder: Path) -> None:
 
 
 def _learn(
+    run: Run,
     loaded: LoadedModel,
-    authorized: Mapping[str, Parts],
-    unauthorized: Mapping[str, Parts],
-    config: MaskConfig,
+    data: RunData,
+    config: LearnConfig,
     output: Output,
     console: Console,
     fabric: "Fabric | None",
 ) -> tuple[float, Protection]:
-    """Learn the mask; return the seconds it took and the result."""
+    """Learn the mask, or retrain; return the seconds it took and the result."""
     start = time.monotonic()
-    targets = {name: parts.train for name, parts in unauthorized.items()}
-    runs = len(targets) if config.masks == "one_each" else 1
-    against = ", ".join(targets) if len(targets) <= 2 else f"{len(targets)} domains"
-    with console.progress(f"learning a mask against {against}", config.steps * runs) as advance:
+    each = isinstance(config, MaskConfig) and config.masks == "one_each"
+    names = [*data.unauthorized, *([] if run.watermark is None else ["the watermark"])]
+    against = ", ".join(names) if len(names) <= 2 else f"{len(names)} domains"
+    what = "learning a mask" if isinstance(config, MaskConfig) else "retraining the model"
+
+    def say(text: str) -> None:  # before anything that is synthesized is kept
+        output.begin()
+        console.note(f"  {text}")
+
+    steps = config.steps * (len(names) if each else 1)
+    with console.progress(f"{what} against {against or 'synthesized images'}", steps) as advance:
         protection = protect(
             loaded.model,
-            authorized=next((parts.train for parts in authorized.values()), None),
-            unauthorized=targets or None,
+            authorized=data.authorized,
+            unauthorized=data.unauthorized or None,
             image=loaded.image,
             method=config,
+            ownership=run.watermark,
+            watch=data.watch or None,
             output=output.work,
             resume=output.resume,
+            cache=run.output.cache if run.output else None,
             progress=_reporter(output, advance, config.steps),
+            announce=say,
             fabric=fabric,
         )
     return time.monotonic() - start, protection
@@ -179,16 +194,18 @@ def _reporter(output: Output, advance: Advance, steps: int) -> Callable[[Mapping
 
 
 def _measure(
-    loaded: LoadedModel, protection: Protection, domains: Mapping[str, Parts], run: Run, console: Console
-) -> tuple[float, Evaluation]:
-    """Measure both models on the test images; return the seconds it took and the table."""
+    loaded: LoadedModel, protection: Protection, data: RunData, run: Run, console: Console
+) -> tuple[float, Evaluation | None]:
+    """Measure both models on the test images; return the seconds it took and the table, if there are such images."""
     start = time.monotonic()
+    if not data.tests:
+        return 0.0, None
     console.note("measuring both models on the test images")
     table = evaluate(
         protection.model,
-        {name: parts.test for name, parts in domains.items()},
+        data.tests,
         before=loaded.model,
-        authorized=list((run.data.authorized if run.data else None) or {}),
+        authorized=list(data.roles),
         limit=run.evaluate.limit,
         batch_size=run.evaluate.batch_size,
         refresh_images=run.evaluate.refresh_images,
@@ -198,10 +215,21 @@ def _measure(
     return time.monotonic() - start, table
 
 
+_SAID = {
+    "source_accuracy": "authorized",
+    "target_accuracy": "",
+    "watch": "watched",
+    "source_agreement": "agreement near the source",
+    "target_agreement": "on",
+}
+
+
 def _line(row: Mapping[str, float]) -> str:
+    """Say how a run stands: loss, accuracies, what is watched, and agreement with the original where it stands in."""
     parts = [f"loss {row['loss']:.3f}"]
     for key, value in row.items():
         kind, _, name = key.partition(":")
-        if kind in ("source_accuracy", "target_accuracy"):
-            parts.append(f"{name or 'authorized'} {100 * value:.1f} %")
-    return "  ".join([*parts, f"kept {100 * row['kept']:.2f} %", f"{row['seconds']:.0f} s"])
+        if kind in _SAID:
+            parts.append(f"{_SAID[kind]} {name} {100 * value:.1f} %".replace("  ", " ").strip())
+    kept = [f"kept {100 * row['kept']:.2f} %"] if "kept" in row else []
+    return "  ".join([*parts, *kept, f"{row['seconds']:.0f} s"])

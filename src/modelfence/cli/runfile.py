@@ -14,9 +14,10 @@ from modelfence.cli.tables import DataTable, EvaluateTable, ModelTable, OutputTa
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError, nearest
 from modelfence.files import usable_path
-from modelfence.methods.config import MaskConfig
-from modelfence.methods.registry import METHODS
+from modelfence.methods.config import LearnConfig, MaskConfig
+from modelfence.methods.registry import METHODS, method_for
 from modelfence.models.training import TrainConfig
+from modelfence.ownership.watermark import Watermark
 
 Tables = dict[str, Any]
 
@@ -25,7 +26,8 @@ SECTIONS: Mapping[str, type] = {
     "image": ImageSpec,
     "data": DataTable,
     "train": TrainConfig,
-    "method": MaskConfig,
+    "method": LearnConfig,
+    "watermark": Watermark,
     "evaluate": EvaluateTable,
     "output": OutputTable,
 }
@@ -40,7 +42,8 @@ class Run:
         image: What it eats.
         data: The domains and how many images of each.
         train: How a source model is trained.
-        method: How a mask is learned; the name chooses the class.
+        method: How it is learned; the name chooses the class, or else the domains do.
+        watermark: A mark that the model shall fail on.
         evaluate: How models are measured.
         output: Where results go.
     """
@@ -49,7 +52,8 @@ class Run:
     image: ImageSpec | None = None
     data: DataTable | None = None
     train: TrainConfig = field(default_factory=TrainConfig)
-    method: MaskConfig | None = None
+    method: LearnConfig | None = None
+    watermark: Watermark | None = None
     evaluate: EvaluateTable = field(default_factory=EvaluateTable)
     output: OutputTable | None = None
 
@@ -60,7 +64,7 @@ class Run:
             names: The tables wanted, such as "model"; one that is None is left out.
         """
         found = {name: getattr(self, name) for name in names}
-        tables = {name: _plain(dataclasses.asdict(value)) for name, value in found.items() if value is not None}
+        tables = {name: _plain(_fields_of(value)) for name, value in found.items() if value is not None}
         if self.method is not None and "method" in tables:
             tables["method"] = {"name": type(self.method).__name__, **tables["method"]}
         return tables
@@ -95,7 +99,7 @@ def read_run(
             raise InputError(f"--set {text!r}: table.key=value is needed, such as method.steps=400")
         _put(tables, key.strip(), _toml_value(value.strip()), "--set")
         origins[key.strip()] = "--set"
-    _leave_recipe(tables.get("method"), filed, origins)
+    _leave_recipe(tables, filed, origins)
     return _Checker(str(path) if path is not None else "command line", origins).run(tables)
 
 
@@ -162,18 +166,26 @@ def _put(tables: Tables, key: str, value: Any, flag: str) -> None:
     table[last] = value
 
 
-def _leave_recipe(method: Any, filed: Tables, origins: Mapping[str, str]) -> None:
+def _method_name(tables: Tables) -> Any:
+    """Return the name of the method: what its table says, or else that of the setting that the domains make."""
+    method, data = (table if isinstance(table := tables.get(name), dict) else {} for name in ("method", "data"))
+    given = {"authorized": "authorized" in data, "unauthorized": "unauthorized" in data or "watermark" in tables}
+    return method["name"] if "name" in method else method_for(None, given)[0].config.__name__
+
+
+def _leave_recipe(tables: Tables, filed: Tables, origins: Mapping[str, str]) -> None:
     """Drop what a run file took from its own recipe where another recipe was chosen over it.
 
     Args:
-        method: The table put together so far; it is changed.
-        filed: The table as the file has it.
+        tables: What was put together so far; the table "method" is changed.
+        filed: That table as the file has it.
         origins: Flag by dotted key, of the keys that the file didn't have the last word on.
     """
+    method = tables.get("method")
     if not isinstance(method, dict) or "method.recipe" not in origins:
         return
     old = filed.get("recipe", "default")
-    kind = next((kind for kind in METHODS if kind.__name__ == filed.get("name", "SAMap")), None)
+    kind = next((kind for kind in METHODS if kind.__name__ == _method_name({**tables, "method": filed})), None)
     if old == method["recipe"] or kind is None or not issubclass(kind, MaskConfig) or old not in list(kind.RECIPES):
         return
     own = _plain(dataclasses.asdict(kind(recipe=old)))
@@ -196,21 +208,23 @@ class _Checker:
                 raise InputError(f"{flag}: {name}: unknown table.{nearest(name, SECTIONS)} {_known(SECTIONS)}")
             if not isinstance(content, dict):
                 raise InputError(f"{self._where(name)}: is {content!r:.40}; a table [{name}] is needed")
-            kind, values = self._method(content) if name == "method" else (SECTIONS[name], content)
+            kind, values = SECTIONS[name], content
+            if name == "method":
+                kind, values = self._method(tables)
             found[name] = self._section(name, kind, values)
         return Run(**found)
 
-    def _method(self, content: Tables) -> tuple[type, Tables]:
+    def _method(self, tables: Tables) -> tuple[type, Tables]:
         """Return the configuration class that the table's name chooses, and the rest of the table."""
         known = {kind.__name__: kind for kind in METHODS}
-        name = content.get("name", "SAMap")
+        name, content = _method_name(tables), tables["method"]
         if not isinstance(name, str) or name not in known:
             close = nearest(str(name), known)
             raise InputError(f"{self._where('method.name')}: unknown method {name!r:.40}.{close} {_known(known)}")
         return known[name], {key: value for key, value in content.items() if key != "name"}
 
     def _section(self, name: str, kind: type, content: Tables) -> Any:
-        keys = [one.name for one in dataclasses.fields(kind)]
+        keys = _keys(kind)
         for key in content:
             if key not in keys:
                 where = self._where(f"{name}.{key}")
@@ -238,6 +252,16 @@ class _Checker:
         return f"{self.source if given is None else self.origins[given]}: {key}"
 
 
+def _keys(kind: type) -> list[str]:
+    return [one.name for one in dataclasses.fields(kind) if one.init]
+
+
+def _fields_of(value: Any) -> Tables:
+    """Return the settings of a table; a path as text."""
+    found = {key: getattr(value, key) for key in _keys(type(value))}
+    return {key: str(one) if isinstance(one, Path) else one for key, one in found.items()}
+
+
 _LARGEST = 3.4e38  # of a float32
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _KINDS = {
@@ -263,7 +287,7 @@ def _reason(error: Any) -> str:
     if bound is not None:
         return bound
     if kind in ("value_error", "assertion_error"):
-        return str(error["msg"]).partition(", ")[2].removeprefix("image spec: ")
+        return str(error["msg"]).partition(", ")[2].removeprefix("image spec: ").removeprefix("watermark: ")
     wanted = next((text for start, text in _KINDS.items() if kind.startswith(start)), None)
     return f"must be {wanted} {given}" if wanted else f"{error['msg'][:1].lower()}{error['msg'][1:]} {given}"
 

@@ -50,6 +50,18 @@ def _size(value: Any) -> Any:
     raise ValueError(f'must be a whole number >= 1, or "whole" (got {value!r:.60})')
 
 
+def refuse_both_roles(authorized: Mapping[str, str] | None, unauthorized: Mapping[str, str] | None) -> None:
+    """Refuse a domain, or a name, that is both authorized and unauthorized.
+
+    Raises:
+        ValueError: There is one; the text names it.
+    """
+    for name, text in (authorized or {}).items():
+        for other, same in (unauthorized or {}).items():
+            if name == other or text == same:
+                raise ValueError(f"{other!r} can't be authorized and unauthorized; give different domains")
+
+
 Domains = Annotated[dict[str, str], BeforeValidator(_named)]
 OneDomain = Annotated[dict[str, str], BeforeValidator(_one_named)]
 
@@ -97,7 +109,8 @@ class DataTable:
 
     Attributes:
         authorized: The authorized domain; as a table, name = domain.
-        unauthorized: The unauthorized ones.
+        unauthorized: The unauthorized ones. Where there is no authorized domain their labels aren't looked at.
+        watch: Labelled domains that are measured, during learning and afterwards, and never learned from.
         train_size: Images of each domain to learn on, at most; "whole" takes all but those for validation.
         validation_size: Images of each domain to choose an epoch by, at most a sixth of the domain.
         seed: Of the choice of images.
@@ -105,21 +118,14 @@ class DataTable:
 
     authorized: OneDomain | None = None
     unauthorized: Domains | None = None
+    watch: Domains | None = None
     train_size: Annotated[int | Literal["whole"], BeforeValidator(_size)] = 5000
     validation_size: Annotated[int, Field(ge=1)] = 1000
     seed: Annotated[int, Field(ge=0)] = 2022
 
-    @property
-    def named(self) -> dict[str, str]:
-        """All domains by name, the authorized one first."""
-        return {**(self.authorized or {}), **(self.unauthorized or {})}
-
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        for name, text in (self.authorized or {}).items():
-            for other, same in (self.unauthorized or {}).items():
-                if name == other or text == same:
-                    raise ValueError(f"{other!r} can't be authorized and unauthorized; give different domains")
+        refuse_both_roles(self.authorized, self.unauthorized)
         return self
 
 
@@ -128,16 +134,25 @@ class EvaluateTable:
     """How models are measured.
 
     Attributes:
+        authorized: Labelled domains that count as authorized, beside those of ``[data]``; never learned from.
+        unauthorized: Labelled domains that count as unauthorized, beside those of ``[data]``; never learned from.
         limit: Test images of each domain at most, spread evenly over it; None takes all.
         batch_size: Images per forward pass.
         refresh_images: Unlabelled images for the BatchNorm refresh.
         precision: "fp32" or "bf16".
     """
 
+    authorized: Domains | None = None
+    unauthorized: Domains | None = None
     limit: Annotated[int, Field(ge=1)] | None = None
     batch_size: Annotated[int, Field(ge=1)] = 250
     refresh_images: Annotated[int, Field(ge=2)] = 500
     precision: Resolved = "fp32"
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        refuse_both_roles(self.authorized, self.unauthorized)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -146,6 +161,8 @@ class OutputTable:
 
     Attributes:
         folder: The output folder.
+        cache: Folder where synthetic images are kept for other runs with the same model; None keeps none.
     """
 
     folder: Annotated[str, Field(min_length=1)]
+    cache: Annotated[str, Field(min_length=1)] | None = None

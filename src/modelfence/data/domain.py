@@ -249,6 +249,33 @@ class IndexedDomain:
             ahead=self._ahead,
         )
 
+    def mapped(self, function: Callable[[Tensor], Tensor], name: str | None = None) -> "IndexedDomain":
+        """Return the domain of the same images, each changed as it is fetched; nothing is copied.
+
+        Args:
+            function: From images (B, C, H, W), as ``fetch`` returns them, to as many changed ones of the same shape.
+            name: Name of the new domain; by default the same.
+
+        Returns:
+            A domain with the same labels, in the same order.
+
+        Example:
+            >>> zeros = torch.zeros(4, 1, 1, 1)
+            >>> domain = IndexedDomain("zeros", zeros.__getitem__, 4).mapped(lambda images: images + 1, "ones")
+            >>> next(domain.once(4)).images.sum().item()
+            4.0
+        """
+        fetch = self._fetch
+        return IndexedDomain(
+            name or self.name,
+            lambda indices: function(fetch(indices)),
+            self._length,
+            classes=self.classes,
+            spec=self.spec,
+            labels=self.labels,
+            ahead=self._ahead,
+        )
+
     def split(self, fraction: float, seed: int) -> tuple["IndexedDomain", "IndexedDomain"]:
         """Hold out a random part of the images.
 

@@ -100,6 +100,24 @@ def folder_records(root: Path) -> Records:
     return Records(_Paths(paths), len(paths), torch.tensor(labels), tuple(folder.name for folder in folders))
 
 
+def loose_records(root: Path) -> Records:
+    """List all images of a folder and its sub-folders, which say nothing about classes.
+
+    Args:
+        root: The folder.
+
+    Returns:
+        The images in alphabetical order, without labels.
+
+    Raises:
+        InputError: There are none.
+    """
+    paths = sorted(file for file in root.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    if not paths:
+        raise InputError(f"{root}: no images; add some, or name another folder")
+    return Records(_Paths(paths), len(paths))
+
+
 class _TarMembers:
     """Images in uncompressed tar files, read at their place without unpacking."""
 
@@ -120,12 +138,13 @@ class _TarMembers:
         return f"{shard}: {name}"
 
 
-def tar_records(shards: Sequence[Path]) -> Records:
+def tar_records(shards: Sequence[Path], *, labelled: bool = True) -> Records:
     """List the samples of WebDataset shards.
 
     Args:
         shards: Uncompressed tar files, whose samples are files with one name and several suffixes: an image, and a
             label in ``.cls`` (a whole number) or ``.json`` (with the key ``label``).
+        labelled: Take the labels; else they aren't looked at.
 
     Returns:
         The images in the shards' order; labels are None when no sample has one.
@@ -136,7 +155,7 @@ def tar_records(shards: Sequence[Path]) -> Records:
     members: list[tuple[Path, str, int, int]] = []
     labels: list[int | None] = []
     for shard in shards:
-        for name, offset, size, label in _samples(shard):
+        for name, offset, size, label in _samples(shard, labelled):
             members.append((shard, name, offset, size))
             labels.append(label)
     if not members:
@@ -148,7 +167,7 @@ def tar_records(shards: Sequence[Path]) -> Records:
     return Records(_TarMembers(members), len(members), torch.tensor(known) if known else None)
 
 
-def _samples(shard: Path) -> Iterator[tuple[str, int, int, int | None]]:
+def _samples(shard: Path, labelled: bool) -> Iterator[tuple[str, int, int, int | None]]:
     """Go through a shard: image name, place, length and label of each sample that has an image."""
     samples: dict[str, dict[str, Any]] = {}
     try:
@@ -159,7 +178,7 @@ def _samples(shard: Path) -> Iterator[tuple[str, int, int, int | None]]:
                 sample = samples.setdefault(str(path.parent / stem), {})
                 if f".{suffix.lower()}" in IMAGE_SUFFIXES:
                     sample["image"] = (member.name, member.offset_data, member.size)
-                elif member.isfile() and suffix in ("cls", "json"):
+                elif labelled and member.isfile() and suffix in ("cls", "json"):
                     content = tar.extractfile(member)
                     sample["label"] = _label(content.read() if content else b"", suffix, shard, member.name)
     except (tarfile.TarError, OSError) as error:

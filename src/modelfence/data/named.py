@@ -8,7 +8,7 @@ import torch
 
 from modelfence.data import catalog, embedded
 from modelfence.data.domain import Domain, check_labels
-from modelfence.data.files import folder_records, local_path, tar_records
+from modelfence.data.files import folder_records, local_path, loose_records, tar_records
 from modelfence.data.records import Records, Request, domain_of
 from modelfence.data.splits import holdout
 from modelfence.data.tables import load_hub, read_parquet, table_records
@@ -31,7 +31,8 @@ def from_text(text: str, request: Request) -> Domain:
     Raises:
         InputError: There is no such thing, it has no such split, or its images or labels don't fit.
     """
-    return domain_of(_records(text, request), request)
+    records = _records(text, request)
+    return domain_of(records if request.labelled else replace(records, labels=None, classes=None), request)
 
 
 def _records(text: str, request: Request) -> Records:
@@ -52,15 +53,21 @@ def _records(text: str, request: Request) -> Records:
 def _local(path: Path, request: Request) -> Records:
     kind, files = local_path(path, request.split)
     if kind == "folder":
-        return folder_records(files[0])
+        return folder_records(files[0]) if request.labelled else loose_records(files[0])
     if kind == "tar":
-        return tar_records(files)
+        return tar_records(files, labelled=request.labelled)
     where = str(path if len(files) > 1 else files[0])
     return _table(read_parquet(files, request.memory_limit_gib), where, request)
 
 
 def _table(dataset: Any, where: str, request: Request) -> Records:
-    return table_records(dataset, where, image_column=request.image_column, label_column=request.label_column)
+    return table_records(
+        dataset,
+        where,
+        image_column=request.image_column,
+        label_column=request.label_column,
+        labelled=request.labelled,
+    )
 
 
 def _cataloged(entry: catalog.CatalogEntry, request: Request) -> Records:
@@ -93,7 +100,13 @@ def _from_hub(entry: catalog.CatalogEntry, split: str, request: Request) -> Reco
         rest, test = holdout(len(dataset), entry.held_out, _SPLIT_SEED)
         dataset = dataset.select((test if request.split == "test" else rest).tolist())
     image_column, label_column = entry.columns
-    records = table_records(dataset, f"hub {entry.hub}", image_column=image_column, label_column=label_column)
+    records = table_records(
+        dataset,
+        f"hub {entry.hub}",
+        image_column=image_column,
+        label_column=label_column,
+        labelled=request.labelled,
+    )
     labels, classes = records.labels, records.classes
     if entry.label_map and labels is not None:
         check_labels(labels, entry.name, count=len(entry.label_map))

@@ -32,7 +32,12 @@ class Records:
 
 @dataclass(frozen=True)
 class Request:
-    """What a domain is asked for; the fields are the arguments of :func:`modelfence.data.sources.as_domain`."""
+    """What a domain is asked for; the fields are the arguments of :func:`modelfence.data.sources.as_domain`.
+
+    Attributes:
+        labelled: Of a domain given as a text: whether its labels are wanted; else they are neither read nor needed, and
+            a folder may hold images without class folders.
+    """
 
     name: str
     image: ImageSpec | None = None
@@ -42,6 +47,7 @@ class Request:
     memory_limit_gib: float = 4.0
     image_column: str | None = None
     label_column: str | None = None
+    labelled: bool = True
 
     def spec(self) -> ImageSpec:
         """Return the image spec, which pixels can't do without.

@@ -1,8 +1,9 @@
 """Domains that can only be passed through: data loaders and other things that give batches."""
 
+import copy
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ class StreamDomain:
         self._most = size
         self._share: tuple[int, int, bool] | None = None  # every k-th image from an offset; held out or not
         self._fixed_seed: int | None = None
+        self._change: Callable[[Tensor], Tensor] | None = None
         known = _images_per_pass(source)
         self.size: int | None = known if size is None or known is None else min(known, size)
         first = next(self._pass(0), None)
@@ -150,6 +152,26 @@ class StreamDomain:
         parts = _rechunk(images, batch_size)
         return (to_device(*part, self.spec, torch.device(device), self.name) for part in parts)
 
+    def mapped(self, function: Callable[[Tensor], Tensor], name: str | None = None) -> "StreamDomain":
+        """Return the domain of the same images, each changed as it is read; both share the source.
+
+        Args:
+            function: From images (B, C, H, W), as the source gives them, to as many changed ones of the same shape.
+            name: Name of the new domain; by default the same.
+
+        Returns:
+            A domain with the same labels, in the same order.
+
+        Example:
+            >>> domain = StreamDomain([torch.zeros(4, 1, 1, 1)], "zeros").mapped(lambda images: images + 1, "ones")
+            >>> next(domain.once(4)).images.sum().item()
+            4.0
+        """
+        changed, before = copy.copy(self), self._change
+        changed.name = name or self.name
+        changed._change = function if before is None else lambda images: function(before(images))
+        return changed
+
     def split(self, fraction: float, seed: int = 0) -> tuple["StreamDomain", "StreamDomain"]:
         """Hold out every k-th image, k being the nearest whole number to ``1 / fraction``.
 
@@ -176,8 +198,7 @@ class StreamDomain:
         return self._part(step, seed, held_out=False), self._part(step, seed, held_out=True)
 
     def _part(self, step: int, seed: int, *, held_out: bool) -> "StreamDomain":
-        part = StreamDomain.__new__(StreamDomain)
-        part.__dict__.update(self.__dict__)
+        part = copy.copy(self)
         part._share = (step, mixed_seed(seed) % step, held_out)
         part._fixed_seed = mixed_seed(seed, 0)
         if self.size is not None:
@@ -227,7 +248,7 @@ class StreamDomain:
             if len(labels) != len(images):
                 raise InputError(f"domain {self.name!r}: {len(labels)} labels for {len(images)} images")
             check_labels(labels, self.name, count=self._count)
-        return Batch(images, labels)
+        return Batch(images if self._change is None else self._change(images), labels)
 
 
 def unreadable(where: str, error: Exception) -> InputError:

@@ -46,7 +46,12 @@ def encoded(value: object) -> object:
 
 
 def table_records(
-    dataset: Any, where: str, *, image_column: str | None = None, label_column: str | None = None
+    dataset: Any,
+    where: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    labelled: bool = True,
 ) -> Records:
     """Take the images and labels of a Hugging Face ``Dataset``.
 
@@ -56,6 +61,7 @@ def table_records(
         image_column: Name of the image column; found by type and name when None.
         label_column: Name of the label column; found by name and type when None. Without one, the images are
             unlabelled.
+        labelled: Take the labels; else they aren't looked at.
 
     Returns:
         The images, undecoded, with their labels and class names.
@@ -71,7 +77,7 @@ def table_records(
     if isinstance(features[column], Image):
         dataset = dataset.cast_column(column, Image(decode=False))
     labels, classes = None, None
-    found = find_label_column(features, where, label_column)
+    found = find_label_column(features, where, label_column) if labelled else None
     if found is not None:
         labels = _labels(dataset, found, where)
         classes = class_names(features[found])

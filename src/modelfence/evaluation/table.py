@@ -16,7 +16,7 @@ from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.runner import Runner, checked_labels, untouched
 from modelfence.evaluation.scores import DomainScore, ModelScore, Role
 from modelfence.masking.batch_mode import has_batch_norm
-from modelfence.masking.unwrap import unwrap
+from modelfence.masking.unwrap import require_network, unwrap
 from modelfence.models.autocast import Resolved
 
 __all__ = ["DomainScore", "Evaluation", "ModelScore", "evaluate"]
@@ -116,8 +116,8 @@ def _check_names(given: Mapping[str, object] | Sequence[str], known: list[str], 
 
 def _check_kinds(model: object, before: object, domains: object, refresh_on: object) -> None:
     for name, network in (("model", model), ("before", before)):
-        if not isinstance(network, nn.Module) and (name == "model" or network is not None):
-            raise InputError(f"{name}= is {type(network).__name__}; a torch.nn.Module is needed")
+        if name == "model" or network is not None:
+            require_network(network, name)
     for name, given in (("domains", domains), ("refresh_on", refresh_on or {})):
         if not isinstance(given, Mapping):
             raise InputError(f"{name}= is {type(given).__name__}; a dictionary of domains by name is needed")

@@ -8,12 +8,14 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from modelfence.masking.unwrap import require_network
+
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """Return the layers that normalize by running statistics which somebody could re-estimate."""
     return [
         module
-        for module in model.modules()
+        for module in require_network(model).modules()
         if isinstance(module, _BatchNorm) and module.track_running_stats and module.running_mean is not None
     ]
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from modelfence.masking.unwrap import require_network
+
 
 def digest_of(model: nn.Module) -> str:
     """Return the SHA-256 over a network's parameters and persistent buffers.
@@ -19,6 +21,9 @@ def digest_of(model: nn.Module) -> str:
     Returns:
         64 hexadecimal digits.
 
+    Raises:
+        InputError: It isn't a network.
+
     Example:
         >>> layer = nn.Linear(2, 2)
         >>> before = digest_of(layer)
@@ -26,6 +31,7 @@ def digest_of(model: nn.Module) -> str:
         >>> digest_of(layer) == before
         False
     """
+    require_network(model)
     return digest_of_tensors({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
 
 

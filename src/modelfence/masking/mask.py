@@ -151,6 +151,7 @@ class Mask:
         """Read a mask back.
 
         Raises:
+            InputError: The folder's name can't be a path.
             ArtifactError: A file is missing, truncated, altered, or of a newer format.
         """
         return cls(**load_mask(Path(folder)))

@@ -16,7 +16,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from modelfence.errors import ArtifactError, InputError
-from modelfence.files import atomic_write, sha256
+from modelfence.files import atomic_write, parse_json, sha256, usable_path
 from modelfence.masking.packing import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
@@ -57,8 +57,10 @@ def load_mask(folder: Path) -> dict[str, Any]:
     """Read the fields of a :class:`Mask` back.
 
     Raises:
+        InputError: The folder's name can't be a path.
         ArtifactError: A file is missing, truncated, altered, or of a newer format.
     """
+    usable_path(folder)
     record = _read_record(folder / RECORD)
     bits = _read(folder / BITS)
     if sha256(bits) != record.get("bits_sha256"):
@@ -72,7 +74,7 @@ def load_mask(folder: Path) -> dict[str, Any]:
         return {"kept": _unpacked(packed, record["parameters"], folder), **fields}
     except ArtifactError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ArtifactError(f"{folder / RECORD}: not a complete mask record ({error!r})") from error
 
 
@@ -95,7 +97,7 @@ def _plain(metadata: Mapping[str, Any]) -> Any:
     """Return the metadata as it will be read back: texts for keys, lists for tuples."""
     try:
         return json.loads(json.dumps(dict(metadata), allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"mask metadata can't be saved ({error}); give JSON values only") from error
 
 
@@ -108,16 +110,16 @@ def _written(record: Mapping[str, Any]) -> bytes:
 def _read_record(path: Path) -> dict[str, Any]:
     raw = _read(path)
     try:
-        record = json.loads(raw)
+        record = parse_json(raw)
         form = int(record["format"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise ArtifactError(f"{path}: truncated or altered (not a mask record)") from error
     if form > FORMAT:
         raise ArtifactError(f"{path}: format {form} is newer than this modelfence reads ({FORMAT}); upgrade it")
     record.pop("record_sha256", None)
     try:
         same = _written(record) == raw
-    except ValueError:
+    except (ValueError, RecursionError):
         same = False
     if not same:
         raise ArtifactError(f"{path}: truncated or altered (SHA-256 doesn't fit its content)")

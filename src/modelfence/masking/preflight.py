@@ -58,6 +58,9 @@ def preflight(model: nn.Module, *, image: _Shaped | None = None, sample: Tensor 
     Returns:
         Findings, errors first. No error means that :func:`modelfence.protect` can work on it.
 
+    Raises:
+        InputError: It isn't a network.
+
     Example:
         >>> print(preflight(nn.LazyLinear(2))[0])
         error: weight: is lazy: its shape isn't known; run one batch through the model first

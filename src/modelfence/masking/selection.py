@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from modelfence.masking.unwrap import require_network
+
 _RECURRENT = ("weight_ih_l", "weight_hh_l", "weight_hr_l")
 _ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 _WEIGHTED = (
@@ -36,6 +38,7 @@ def maskable(model: nn.Module) -> dict[str, nn.Parameter]:
         >>> list(maskable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))))
         ['0.weight', '3.weight']
     """
+    require_network(model)
     selected: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():

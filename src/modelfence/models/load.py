@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from safetensors.torch import save as safetensors_bytes
@@ -19,7 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import ArtifactError, InputError, nearest
-from modelfence.files import atomic_write, parse_json, sha256, usable_path
+from modelfence.files import atomic_write, parse_json, sha256, usable_path, versions
+from modelfence.masking.unwrap import require_network
 from modelfence.models.weights import (
     fill,
     parse_safetensors,
@@ -99,7 +99,8 @@ def save_model(
         InputError: Non-finite or missing weights, state that isn't a tensor, or values that JSON can't hold.
         ArtifactError: The folder can't be written.
     """
-    folder = Path(folder)
+    folder = usable_path(folder)
+    require_network(model)
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         model = model.module
     state = model.state_dict()
@@ -119,7 +120,7 @@ def save_model(
         "sha256": sha256(weights),
         "aliases": aliases,
         "extra": dict(extra or {}),
-        "made_with": _versions(),
+        "made_with": versions(),
     }
     try:
         text = json.dumps(record, indent=2, allow_nan=False)
@@ -327,10 +328,3 @@ def _current_folder_importable() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(here)
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions that a record names."""
-    from modelfence import __version__
-
-    return {"modelfence": __version__, "torch": str(torch.__version__)}

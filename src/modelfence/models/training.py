@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from modelfence.data.domain import Domain
 from modelfence.errors import InputError, NonFiniteError
+from modelfence.masking.unwrap import require_network
 from modelfence.models.autocast import Precision, autocast, resolve_precision
 from modelfence.models.outputs import logits_of
 
@@ -91,6 +92,7 @@ def train(
         NonFiniteError: A loss became NaN or infinite; the text names epoch and step.
     """
     config = config or TrainConfig()
+    require_network(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise InputError("the model has no parameter with requires_grad; nothing can be trained")
@@ -128,7 +130,7 @@ def accuracy_on(
     Raises:
         InputError: The domain has no labels or no images.
     """
-    model.eval()
+    require_network(model).eval()
     right = torch.zeros((), device=device)
     seen = 0
     with torch.no_grad(), autocast(device, precision):

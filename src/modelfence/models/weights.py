@@ -13,6 +13,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from modelfence.errors import ArtifactError, InputError
+from modelfence.masking.unwrap import require_network
 
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _WRAPPER_STARTS = ("module.", "_module.", "_forward_module.")
@@ -90,6 +91,7 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], source: str, *, keep_dty
     Raises:
         InputError: Missing or unexpected keys, other shapes, tied weights that differ, or non-finite values.
     """
+    require_network(model)
     own = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
     state = _complete_ties(plain_state(state, own, source), own, source)
     problems = [

@@ -9,6 +9,7 @@ from torch import nn
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError, nearest
+from modelfence.masking.unwrap import require_network
 from modelfence.models.outputs import logits_of
 
 SMALL_IMAGE = 64
@@ -118,7 +119,7 @@ def check_model(model: nn.Module, name: str, *, classes: int, image: ImageSpec) 
     Raises:
         InputError: The network can't process such an image, or gives another number of logits.
     """
-    model.eval()
+    require_network(model).eval()
     tensor = next(model.parameters(), torch.zeros(0))
     black = torch.zeros((1, *image.shape), dtype=tensor.dtype, device=tensor.device)
     try:

@@ -13,6 +13,7 @@ from modelfence.data.image_spec import ImageSpec
 from modelfence.data.splits import permutation
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.evaluation.runner import untouched
+from modelfence.masking.unwrap import require_network
 from modelfence.models.outputs import logits_of
 from modelfence.ownership.watermark import Watermark
 
@@ -89,10 +90,12 @@ def ask(
         The answers, in the domain's order.
 
     Raises:
-        InputError: The domain has no labels or images, nothing says how images are normalized, the mark doesn't fit the
-            images, or the suspect can't take them.
+        InputError: The suspect isn't a model, the domain has no labels or images, nothing says how images are
+            normalized, the mark doesn't fit the images, or the suspect can't take them.
         NonFiniteError: The suspect gives no finite output at all.
     """
+    if isinstance(suspect, type) or not callable(suspect):
+        require_network(suspect, "suspect")
     spec = getattr(domain, "spec", None) or image
     if spec is None:
         raise InputError(

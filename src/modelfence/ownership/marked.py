@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from modelfence.data.domain import Batch, Domain, IndexedDomain
+from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.stream import StreamDomain
 from modelfence.errors import InputError
@@ -57,19 +57,7 @@ def marked(domain: Domain, watermark: Watermark, *, image: ImageSpec | None = No
             "pixels can be marked"
         )
     _check(domain.name, watermark, spec)
-    name = f"{domain.name}, marked"
-    if isinstance(domain, StreamDomain):
-        return _MarkedStream(domain, _mark(watermark, spec), name)
-    fetch, mark = domain._fetch, _mark(watermark, spec)
-    return IndexedDomain(
-        name,
-        lambda indices: mark(fetch(indices)),
-        len(domain),
-        classes=domain.classes,
-        spec=spec,
-        labels=domain.labels,
-        ahead=domain._ahead,
-    )
+    return domain.mapped(_mark(watermark, spec), f"{domain.name}, marked")
 
 
 def _check(name: str, watermark: Watermark, spec: ImageSpec) -> None:
@@ -89,19 +77,3 @@ def _mark(watermark: Watermark, spec: ImageSpec) -> Mark:
         return spec.normalize(watermark.apply(spec.denormalize(images)))
 
     return mark
-
-
-class _MarkedStream(StreamDomain):
-    """A stream whose batches are marked as they are read; it shares the source with the stream it is made of."""
-
-    def __init__(self, stream: StreamDomain, mark: Mark, name: str) -> None:
-        self.__dict__.update(stream.__dict__)
-        self.name = name
-        self._mark = mark
-
-    def _part(self, step: int, seed: int, *, held_out: bool) -> StreamDomain:
-        return _MarkedStream(super()._part(step, seed, held_out=held_out), self._mark, self.name)
-
-    def _read(self, item: object) -> Batch:
-        images, labels = super()._read(item)
-        return Batch(self._mark(images), labels)

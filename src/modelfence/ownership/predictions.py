@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from modelfence.data.domain import Domain, labels_of
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.splits import permutation
 from modelfence.errors import InputError
-from modelfence.files import atomic_write, prepare_output
+from modelfence.files import atomic_write, prepare_output, usable_path
 from modelfence.ownership.answers import Answers
 from modelfence.ownership.watermark import Watermark
+from modelfence.results import remove
 
-QUERIES, KEY = "queries", "labels.csv"
+QUERIES, LIST, KEY = "queries", "queries.csv", "labels.csv"
+_HEADERS = {f"{QUERIES}/{LIST}": ("image", "clean", "marked"), KEY: ("image", "label")}
+_IMAGE = re.compile(r"(clean|marked)/\d{5,}\.png")
 
 
 def export_queries(
@@ -42,15 +46,18 @@ def export_queries(
         image: What the model eats, for a domain of floating-point images that doesn't know it.
         images: How many, spread evenly over the domain.
         seed: Of the order.
-        force: Write into a folder that has files in it.
+        force: Write into a folder that has files in it; earlier queries there are removed.
 
     Returns:
         The key's path.
 
     Raises:
-        InputError: The folder isn't empty, the domain has no labels, or its images can't be marked or written as PNG.
+        InputError: The folder isn't empty, or has files of others where ours would be; the domain has no labels, or its
+            images can't be marked or written as PNG.
         ArtifactError: The folder can't be written.
     """
+    root = usable_path(folder)
+    earlier = _earlier(root) if force else []
     spec = getattr(domain, "spec", None) or image
     if spec is None or spec.channels not in (1, 3):
         found = "doesn't say how its images are normalized" if spec is None else f"has {spec.channels} channels"
@@ -62,15 +69,39 @@ def export_queries(
     clean = torch.cat([spec.denormalize(batch.images) for batch in batches])
     order = permutation(len(labels), seed)
     clean, labels = clean[order], labels[order]
-    root = prepare_output(Path(folder), force=force)
+    shown = {"clean": clean, "marked": watermark.apply(clean)}
+    prepare_output(root, force=force)
+    remove(earlier)
     names = [f"{number:05d}" for number in range(len(labels))]
-    for kind, pixels in (("clean", clean), ("marked", watermark.apply(clean))):
+    rows = [(name, f"clean/{name}.png", f"marked/{name}.png") for name in names]
+    atomic_write(root / QUERIES / LIST, _table(_HEADERS[f"{QUERIES}/{LIST}"], rows))
+    for kind, pixels in shown.items():
         for name, one in zip(names, pixels, strict=True):
             atomic_write(root / QUERIES / kind / f"{name}.png", _png(one))
-    rows = [(name, f"clean/{name}.png", f"marked/{name}.png") for name in names]
-    atomic_write(root / QUERIES / "queries.csv", _table(("image", "clean", "marked"), rows))
-    atomic_write(root / KEY, _table(("image", "label"), zip(names, labels.tolist(), strict=True)))
+    atomic_write(root / KEY, _table(_HEADERS[KEY], zip(names, labels.tolist(), strict=True)))
     return root / KEY
+
+
+def _earlier(root: Path) -> list[Path]:
+    """Return the files of earlier queries in a folder; refuse others that have the names of ours."""
+    handed = root / QUERIES
+    images = [path for path in sorted(handed.rglob("*")) if _IMAGE.fullmatch(path.relative_to(handed).as_posix())]
+    tables = [root / name for name in _HEADERS if (root / name).exists()]
+    ours = [path for path in tables if _begins_with(path, ",".join(_HEADERS[path.relative_to(root).as_posix()]))]
+    if ours:
+        ours += images
+    for path in (*tables, *images, *([handed] if handed.is_file() else [])):
+        if path not in ours:
+            raise InputError(f"{path}: wasn't written by modelfence; move it away, or name another folder")
+    return ours
+
+
+def _begins_with(path: Path, line: str) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.readline(200).strip() == line.encode()
+    except OSError:
+        return False
 
 
 def read_predictions(path: Path | str, key: Path | str | None = None) -> Answers:
@@ -88,12 +119,11 @@ def read_predictions(path: Path | str, key: Path | str | None = None) -> Answers
         InputError: A file can't be read, a column is missing or unknown, an image is unknown, missing or there twice,
             or a class isn't a whole number from 0; the text names file and line.
     """
-    path = Path(path)
+    path = usable_path(path)
     columns = ("image", "clean", "marked") if key is not None else ("image", "clean", "marked", "label")
     answers = _read(path, columns)
-    labels = {
-        name: row["label"] for name, row in (answers if key is None else _read(Path(key), ("image", "label"))).items()
-    }
+    rows = answers if key is None else _read(usable_path(key), ("image", "label"))
+    labels = {name: row["label"] for name, row in rows.items()}
     for name in answers:
         if name not in labels:
             raise InputError(f"{path}: image {name!r} isn't in {key}; answer the images that were handed out")

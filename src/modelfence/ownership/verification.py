@@ -10,6 +10,7 @@ from torch import nn
 from modelfence.data.domain import Domain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
+from modelfence.masking.unwrap import require_network
 from modelfence.ownership.answers import Answers, Suspect, ask, halves, with_matched_labels
 from modelfence.ownership.exact import at_least, gap_interval, sign_test
 from modelfence.ownership.watermark import TOLERANCES, Watermark
@@ -179,6 +180,8 @@ def verify(
         (1.0, True)
     """
     _checked(alpha, tolerance, watermark)
+    for number, one in enumerate(references):
+        require_network(one, f"references[{number}]")
     own = ask(suspect, domain, watermark, image=image, images=images, batch_size=batch_size)
     others = [ask(one, domain, watermark, images=images, batch_size=batch_size) for one in references]
     return judge(

@@ -125,8 +125,8 @@ def history_figure(history: Sequence[Mapping[str, Any]]) -> "Figure":
 
     Args:
         history: Records with ``step`` and any of ``source_accuracy``, ``target_accuracy``,
-            ``target_accuracy:<name>`` (fractions), ``loss`` and ``kept`` (a fraction). A record may lack
-            some.
+            ``target_accuracy:<name>``, ``watch:<name>``, ``source_agreement`` and ``target_agreement:<name>``
+            (fractions), ``loss`` and ``kept`` (a fraction). A record may lack some.
 
     Returns:
         One panel for each kind of number that is there, over a common step axis; lines carry their names.
@@ -134,10 +134,11 @@ def history_figure(history: Sequence[Mapping[str, Any]]) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    curves = _curves(history, lambda key: key == "source_accuracy" or key.startswith("target_accuracy"), scale=100)
     panels: list[tuple[str, dict[str, tuple[list[float], list[float]]], float]] = []
-    if curves:
-        panels.append(("accuracy (percent)", curves, max(2.2, 0.18 * len(curves) + 0.5)))
+    for title, starts in _SHARES.items():
+        curves = _curves(history, lambda key, starts=starts: key.startswith(starts), scale=100)
+        if curves:
+            panels.append((title, curves, max(2.2, 0.18 * len(curves) + 0.5)))
     panels += [
         (title, found, 1.1)
         for key, title, scale in (("loss", "loss", 1), ("kept", "weights kept (percent)", 100))
@@ -152,6 +153,12 @@ def history_figure(history: Sequence[Mapping[str, Any]]) -> "Figure":
     grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True) if len(steps) > 1 else FixedLocator(steps))
     grid[-1].set_xlabel("step")
     return figure
+
+
+_SHARES = {
+    "accuracy (percent)": ("source_accuracy", "target_accuracy", "watch:"),
+    "agreement with the original model (percent)": ("source_agreement", "target_agreement:"),
+}
 
 
 def _curves(
@@ -177,15 +184,15 @@ def _draw_curves(
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
-    accuracies = title.startswith("accuracy")
-    if accuracies:
+    shares = title in _SHARES
+    if shares:
         axes.set_ylim(0, 101)
-    if len(curves) == 1 and not accuracies:
+    if len(curves) == 1 and not shares:
         ((steps, values),) = curves.values()
         axes.plot(steps, values, color=style.MUTED, linewidth=1.4, marker=_marker(steps))
         return
     ends = spread([values[-1] for _, values in curves.values()], gap=100 * 0.16 / height, low=2, high=99)
-    targets = [key for key in curves if key != "source_accuracy"]
+    targets = [key for key in curves if not key.startswith("source_")]
     for (key, (steps, values)), end in zip(curves.items(), ends, strict=True):
         colour, dashes, width = _line_look(targets.index(key) if key in targets else None)
         axes.plot(steps, values, color=colour, linestyle=dashes, linewidth=width, marker=_marker(steps))
@@ -213,8 +220,9 @@ def _line_look(target: int | None) -> tuple[str, Any, float]:
 
 
 def _curve_name(key: str) -> str:
-    _, _, name = key.partition(":")
-    return name or {"source_accuracy": "authorized", "target_accuracy": "unauthorized"}.get(key, key)
+    kind, _, name = key.partition(":")
+    known = {"source_accuracy": "authorized", "target_accuracy": "unauthorized", "source_agreement": "near the source"}
+    return f"{name}, watched" if kind == "watch" else name or known.get(key, key)
 
 
 @style.styled()
@@ -238,15 +246,22 @@ def sample_figure(samples: Mapping[str, Tensor]) -> "Figure":
     left, share = label / width, 1 / max(1, len(rows))
     for row, (name, images) in enumerate(rows.items()):
         axes = figure.add_axes((left, 1 - (row + 0.97) * share, 1 - left, 0.94 * share))
-        axes.imshow(_strip(images[:_MOST_SAMPLES]).numpy(), interpolation="nearest", aspect="auto")
+        axes.imshow(strip(images[:_MOST_SAMPLES]).numpy(), interpolation="nearest", aspect="auto")
         axes.set_axis_off()
         middle = 1 - (row + 0.5) * share
         figure.text(left - 0.015, middle, shorten(name, 20), ha="right", va="center", color=style.INK)
     return figure
 
 
-def _strip(images: Tensor) -> Tensor:
-    """Return the images side by side, uint8 (H, 8 (W + 1), 4), transparent where there is none."""
+def strip(images: Tensor) -> Tensor:
+    """Return images side by side.
+
+    Args:
+        images: uint8 (N, C, H, W), at most 8.
+
+    Returns:
+        uint8 (H, 8 W and gaps, 4), transparent where there is none.
+    """
     images = images.cpu()
     count, channels, height, width = images.shape
     colour = images if channels == 3 else images[:, :1].expand(-1, 3, -1, -1)

@@ -11,7 +11,8 @@ from torch import Tensor
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.text import percent, ratio
 from modelfence.files import atomic_write
-from modelfence.report import figures, style, wording
+from modelfence.report import figures, proxies, style, wording
+from modelfence.report.sheets import WHAT, Sheets, facts_text, sheet_figure
 from modelfence.report.template import PAGE
 
 if TYPE_CHECKING:
@@ -21,23 +22,27 @@ if TYPE_CHECKING:
 def write_report(
     folder: Path,
     *,
-    evaluation: Evaluation,
+    evaluation: Evaluation | None,
     layers: Sequence[tuple[str, int, int]] = (),
     history: Sequence[Mapping[str, Any]] = (),
     samples: Mapping[str, Tensor] | None = None,
+    synthetic: Sheets | None = None,
     config: Mapping[str, Any] | None = None,
     title: str,
+    masked: bool = True,
 ) -> Path:
     """Write ``report.html`` and, in ``figures/``, every figure as PNG and SVG.
 
     Args:
         folder: Where to; made when missing.
-        evaluation: The table.
+        evaluation: The table; None where nothing labelled was at hand.
         layers: Name, kept weights and all weights of each masked layer.
         history: Records of the run, see :func:`modelfence.report.figures.history_figure`.
         samples: Domain name to uint8 images (N, C, H, W).
+        synthetic: What was synthesized for learning.
         config: The resolved configuration, nested mappings of plain values.
         title: Heading of the page, plain text.
+        masked: Whether a mask confines the model; else it was retrained.
 
     Returns:
         The path of the page. Parts without data are left out of it.
@@ -45,15 +50,24 @@ def write_report(
     Raises:
         ArtifactError: The folder can't be written.
     """
-    drawn = _figures(evaluation, layers, history, samples or {})
+    names = [score.name for score in evaluation.authorized] if evaluation is not None else []
+    pairs = proxies.pairs_of(history, names)
+    drawn = _figures(evaluation, layers, history, samples or {}, pairs)
+    drawn |= {} if synthetic is None else _sheets(synthetic)
     for name, (figure, _, _) in drawn.items():
         style.save_figure(figure, folder / "figures", name)
     shown = {name: _figure_markup(*parts) for name, parts in drawn.items()}
-    sections = [
-        _section("Summary", _summary(evaluation)),
-        _section("Accuracy", shown["accuracy"] + _table(evaluation) + _notes(evaluation)),
-        _section("What this does not protect from", _list(wording.limits(evaluation))),
-    ]
+    sections = [_section("Summary", _summary(evaluation) + _list(proxies.agreements(history)))]
+    if evaluation is not None:
+        sections.append(_section("Accuracy", shown["accuracy"] + _table(evaluation) + _notes(evaluation)))
+    sections.append(_section("What this does not protect from", _list(wording.limits(evaluation, masked=masked))))
+    if pairs:
+        told = f"<p>{html.escape(proxies.sentence(pairs))}</p>"
+        sections.append(_section("How well what needs no labels followed the truth", told + shown["proxies"]))
+    if synthetic is not None and synthetic.samples:
+        sheets = "".join(shown[name] for name in shown if name.startswith("synthetic-"))
+        warned = [f"Warning: {warning}." for warning in synthetic.warnings]
+        sections.append(_section("What was synthesized", _list(warned) + sheets))
     titles = {"samples": "What the domains look like", "layers": "What the mask cuts", "history": "How it was learned"}
     sections += [_section(titles[name], shown[name]) for name in titles if name in shown]
     if config:
@@ -64,25 +78,30 @@ def write_report(
 
 
 def _figures(
-    evaluation: Evaluation,
+    evaluation: Evaluation | None,
     layers: Sequence[tuple[str, int, int]],
     history: Sequence[Mapping[str, Any]],
     samples: Mapping[str, Tensor],
+    pairs: Sequence[proxies.Pair],
 ) -> dict[str, tuple["Figure", str, str]]:
     """Return file name to figure, text for screen readers, and caption."""
-    told = "; ".join(
-        f"{score.name} ({score.role}) "
-        + (f"{percent(score.before.accuracy)} before, " if score.before else "")
-        + f"{percent(score.accuracy)} after"
-        for score in evaluation.scores
-    )
-    drawn = {
-        "accuracy": (
+    drawn = {}
+    if evaluation is not None:
+        told = "; ".join(
+            f"{score.name} ({score.role}) "
+            + (f"{percent(score.before.accuracy)} before, " if score.before else "")
+            + f"{percent(score.accuracy)} after"
+            for score in evaluation.scores
+        )
+        drawn["accuracy"] = (
             figures.accuracy_figure(evaluation),
             f"Accuracy bars, in percent: {told}",
             "Accuracy on each domain. All numbers are in the table below.",
         )
-    }
+    if pairs:
+        told = "; ".join(f"{pair.domain} and {proxies.images_of(pair.proxy)}" for pair in pairs)
+        caption = "Accuracy on watched domains and the agreement that stands for it where there are no labels."
+        drawn["proxies"] = (proxies.proxy_figure(pairs), f"Curves of accuracy and agreement: {told}", caption)
     if layers:
         kept, total = sum(layer[1] for layer in layers), sum(layer[2] for layer in layers)
         told = f"{len(layers)} layers, {percent(kept / total)} percent of {total:,} weights kept"
@@ -96,6 +115,18 @@ def _figures(
     return drawn
 
 
+def _sheets(synthetic: Sheets) -> dict[str, tuple["Figure", str, str]]:
+    """Return file name to contact sheet, text for screen readers, and caption, for every part."""
+    drawn = {}
+    for part, (images, classes) in synthetic.samples.items():
+        told = facts_text(synthetic.facts.get(part, {}))
+        caption = f"{part}: {WHAT.get(part, 'synthetic images')}" + (f" ({told})" if told else "")
+        text = f"{caption}. Below each of {len(images)} of them: what the original model says it is."
+        figure = sheet_figure(images, classes, synthetic.names)
+        drawn[f"synthetic-{part}"] = (figure, f"Synthetic images {part}", text)
+    return drawn
+
+
 def _section(title: str, body: str) -> str:
     return f"<section>\n<h2>{html.escape(title)}</h2>\n{body}\n</section>"
 
@@ -105,7 +136,9 @@ def _figure_markup(figure: "Figure", label: str, caption: str) -> str:
     return f'<figure><div class="wide">{drawing}</div><figcaption>{html.escape(caption)}</figcaption></figure>'
 
 
-def _summary(evaluation: Evaluation) -> str:
+def _summary(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
+        return "<p>No labelled domain was at hand, so there are no accuracies: watch one to have them.</p>"
     if not any(score.before for score in evaluation.scores):
         return "<p>There is no model before masking to compare with: the table holds accuracies alone.</p>"
     tiles = [
@@ -171,4 +204,6 @@ def _breakable(name: str) -> str:
 
 
 def _list(sentences: Sequence[str]) -> str:
+    if not sentences:
+        return ""
     return f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"

@@ -77,11 +77,16 @@ def save_figure(figure: "Figure", folder: Path, name: str) -> None:
     Raises:
         ArtifactError: The folder can't be written.
     """
+    atomic_write(folder / f"{name}.png", png(figure))
+    atomic_write(folder / f"{name}.svg", _svg(figure, facecolor="white"))
+
+
+def png(figure: "Figure") -> bytes:
+    """Return a figure as the content of a PNG file, 160 dots per inch."""
     image = io.BytesIO()
     with styled():
         figure.savefig(image, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    atomic_write(folder / f"{name}.png", image.getvalue())
-    atomic_write(folder / f"{name}.svg", _svg(figure, facecolor="white"))
+    return image.getvalue()
 
 
 def inline_svg(figure: "Figure", label: str) -> str:

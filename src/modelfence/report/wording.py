@@ -7,32 +7,44 @@ from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.text import percent
 
 
-def limits(evaluation: Evaluation) -> list[str]:
+def limits(evaluation: Evaluation | None, *, masked: bool = True) -> list[str]:
     """Say what the numbers don't promise.
 
     Args:
-        evaluation: The table that is reported.
+        evaluation: The table that is reported, if there is one.
+        masked: Whether a mask confines the model; else it was retrained.
 
     Returns:
         Plain sentences, one limit each.
     """
     sentences = [
-        "A mask is no lock: who holds labelled images of an unauthorized domain can retrain the model, and few "
-        "labels may be enough.",
-        "Who holds base and mask can drop the mask, and who holds base and masked checkpoint can compare them: ship "
-        "the masked checkpoint alone and keep base and mask.",
+        *_LOCKS[masked],
         "The numbers hold for the domains listed here. A domain that wasn't measured can behave otherwise.",
         "An accuracy near chance doesn't mean that nothing is left: features inside the network still separate "
         "classes, and answers that are wrong in a regular way can be turned around.",
         "This is one run. Another seed can shift single accuracies by several points.",
     ]
-    if evaluation.refresh_images is None:
+    if evaluation is None or evaluation.refresh_images is None:
         return sentences
     return [
         *sentences,
         "The network uses BatchNorm. Anyone can re-estimate its running statistics on unlabelled images; the "
         f"refreshed accuracies say what that brings back with up to {evaluation.refresh_images} images.",
     ]
+
+
+_LOCKS = {
+    True: (
+        "A mask is no lock: who holds labelled images of an unauthorized domain can retrain the model, and few "
+        "labels may be enough.",
+        "Who holds base and mask can drop the mask, and who holds base and masked checkpoint can compare them: ship "
+        "the masked checkpoint alone and keep base and mask.",
+    ),
+    False: (
+        "Retraining is no lock: who holds labelled images of an unauthorized domain can train the model further, and "
+        "few labels may be enough.",
+    ),
+}
 
 
 def footnotes(evaluation: Evaluation) -> list[tuple[str, str]]:
