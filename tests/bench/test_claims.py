@@ -58,6 +58,33 @@ def test_a_living_process_s_claim_is_respected(tmp_path: Path) -> None:
     assert not is_claimed(path)
 
 
+def test_two_that_took_over_at_different_times_don_t_both_hold_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One saw a dead claim; before it takes that over, another did, finished, and a third began anew."""
+    path = tmp_path / "x.json"
+    dead = tmp_path / "x.json.claim-0"
+    dead.write_text(json.dumps({"machine": claims._machine(), "process": os.getpid(), "started": "before"}))
+    seen = iter([[dead]])
+    real = claims._claims
+    monkeypatch.setattr(claims, "_claims", lambda path: next(seen, None) or real(path))
+    stale = iter([True])
+    judged = claims._is_stale
+    monkeypatch.setattr(claims, "_is_stale", lambda claim: next(stale, False) or judged(claim))
+    dead.write_text(json.dumps(claims._me()))  # the third one's
+    with claimed(path) as mine:
+        assert not mine
+    assert [one.name for one in tmp_path.iterdir()] == ["x.json.claim-0"]
+
+
+def test_the_claim_of_a_successor_is_left(tmp_path: Path) -> None:
+    later = tmp_path / "x.json.claim-1"
+    with claimed(tmp_path / "x.json") as mine:
+        assert mine
+        later.write_text(json.dumps({"machine": ["elsewhere"], "process": 1, "started": "1"}))
+    assert list(tmp_path.iterdir()) == [later]
+
+
 @pytest.mark.parametrize(("age", "stale"), [(10, False), (claims.SILENCE + 10, True)])
 def test_another_machine_s_claim_is_stale_once_it_is_silent(tmp_path: Path, age: float, stale: bool) -> None:
     claim = tmp_path / "x.json.claim-3"

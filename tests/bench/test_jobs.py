@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from tests.bench.fakes import cell as fake
 
-from modelfence.bench import methods
 from modelfence.bench.cells import Cell
 from modelfence.bench.jobs import Worker
 from modelfence.bench.tables.catalog import KINDS, request
@@ -34,12 +33,11 @@ def cells(table: str, setting: str, *chosen: str) -> list[Cell]:
         ("sa", "SL"),
         ("sa", "SAMap:paper"),
         ("sf", "SFMap"),
+        ("sf", "SFMap:paper"),
         *((one, name) for one in ("sa", "sf") for name in ("NTL", "CUTI")),
     ],
 )
 def test_a_pair(work: Path, setting: str, name: str) -> None:
-    if name not in ("SL", "SAMap:paper") and name not in methods.known():
-        pytest.skip(f"{name} isn't here")
     (one,) = cells("digits", setting, name)
     record = Worker(work)(one)
     table = Evaluation.from_dict(record["evaluation"])

@@ -12,8 +12,6 @@ from modelfence.bench.tables.catalog import FOUR, KINDS, request
 from modelfence.bench.tables.convergence import curve_of
 from modelfence.errors import InputError
 
-HERE = [*methods.defaults("sa"), *methods.defaults("sf"), *methods.defaults("df")]
-
 
 def made(tmp_path: Path, asked: Request, numbers: object) -> Results:
     store = Cells(tmp_path)
@@ -169,6 +167,9 @@ def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
         ({"table": "digits", "budget": "cpu", "what": ["mnits>usps"]}, ["unknown domain 'mnits'", "'mnist'"]),
         ({"table": "digits", "budget": "cpu", "seeds": [-1]}, ["--seeds: -1"]),
         ({"table": "backbones", "budget": "cpu", "what": ["vgg12"]}, ["vgg12"]),
+        ({"table": "losses", "budget": "cpu", "chosen": ["SFMap", "NTL"]}, ["NTL has no setting 'terms'"]),
+        ({"table": "losses", "budget": "cpu", "chosen": ["SL"]}, ["SL has no setting 'terms'"]),
+        ({"table": "convergence", "budget": "cpu", "chosen": ["SL"]}, ["SL learns nothing"]),
     ],
 )
 def test_wrong_requests_are_one_line(given: dict[str, object], fragments: list[str]) -> None:
@@ -192,5 +193,5 @@ def test_requests_of_one_table_are_joined_and_kept(tmp_path: Path) -> None:
     assert saved_requests(tmp_path) == []
 
 
-def test_the_methods_of_the_tables_are_here() -> None:
-    assert {"SAMap", "SFMap", "DFMap"} <= set(HERE)
+def test_the_methods_of_the_tables_are_known() -> None:
+    assert {name for names in methods.DEFAULTS.values() for name in names} <= set(methods.known())

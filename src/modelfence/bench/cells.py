@@ -128,24 +128,6 @@ class Cells:
         return self.folder / f"{cell.name}.failed"
 
 
-def cell(path: str | Path, make: Callable[[], Record]) -> Record:
-    """Return a finished record; make it and save it if it isn't finished.
-
-    Args:
-        path: Its file.
-        make: Makes it.
-
-    Raises:
-        ArtifactError: It can't be written.
-    """
-    found = read_record(Path(path), print)
-    if found is not None:
-        return found
-    result = make()
-    atomic_write(Path(path), json.dumps(result, indent=1) + "\n")
-    return result
-
-
 def write_record(path: Path, record: Record) -> None:
     """Write a record with a digest of itself, by which damage is noticed.
 

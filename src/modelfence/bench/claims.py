@@ -48,8 +48,9 @@ def claimed(path: Path) -> Iterator[bool]:
         done.set()
         beat.join()
         for claim in _claims(path):
-            with contextlib.suppress(OSError):
-                claim.unlink()
+            if _number(claim) <= _number(mine):  # a higher one is of a process that took ours for dead
+                with contextlib.suppress(OSError):
+                    claim.unlink()
 
 
 def is_claimed(path: Path) -> bool:
@@ -76,6 +77,11 @@ def _take(path: Path) -> Path | None:
         with contextlib.suppress(OSError):
             mine.unlink()
         raise ArtifactError(f"{mine}: can't be written ({error.strerror or error})") from error
+    if any(other != mine and not _is_stale(other) for other in _claims(path)):
+        # The stale claim that we saw was cleared away meanwhile, and there is a new one.
+        with contextlib.suppress(OSError):
+            mine.unlink()
+        return None
     return mine
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 import modelfence.methods  # noqa: F401 (registers the methods)
 from modelfence.errors import InputError, nearest
 from modelfence.methods.config import LearnConfig
-from modelfence.methods.registry import METHODS
+from modelfence.methods.registry import METHODS, unused
 
 SOURCE_MODEL = "SL"
 """The source model itself: nothing is learned."""
@@ -31,17 +31,8 @@ def known() -> dict[str, type]:
     return {kind.__name__: kind for kind in METHODS}
 
 
-def defaults(setting: str) -> list[str]:
-    """Return the methods of a setting's table that are here.
-
-    Args:
-        setting: "sa", "sf" or "df".
-    """
-    return [name for name in DEFAULTS[setting] if name in known()]
-
-
 def require_methods(names: Sequence[str], setting: str) -> None:
-    """Refuse methods that aren't here, or that need what a setting doesn't give.
+    """Refuse methods that aren't known, or that need what a setting doesn't give.
 
     Args:
         names: Such as "SL", "NTL" or "SAMap:paper".
@@ -58,7 +49,7 @@ def require_methods(names: Sequence[str], setting: str) -> None:
         given = {"sa": {"authorized", "unauthorized"}, "sf": {"unauthorized"}, "df": set()}[setting]
         rival = setting == "sf" and method.labels  # fed with a pseudo-source and pseudo-labels
         if not rival and not set(method.needs) <= given <= {*method.needs, *method.takes}:
-            fits = ", ".join(defaults(setting))
+            fits = ", ".join(DEFAULTS[setting])
             raise InputError(f"--methods: {name} doesn't work in setting {setting!r}; methods of it: SL, {fits}")
 
 
@@ -67,7 +58,8 @@ def config_of(name: str, values: Mapping[str, Any] | None = None) -> LearnConfig
 
     Args:
         name: Its class, with ":recipe" where that isn't the default.
-        values: Values that differ from the recipe; those that a method doesn't have are left out.
+        values: Values that differ from the recipe; those that the method doesn't have, or its recipe makes no use
+            of, are left out.
 
     Raises:
         InputError: There is no such method or recipe, or a value isn't allowed.
@@ -75,6 +67,8 @@ def config_of(name: str, values: Mapping[str, Any] | None = None) -> LearnConfig
     Example:
         >>> config_of("SAMap:paper", {"steps": 5}).clamp
         'batch'
+        >>> config_of("SFMap:paper", {"generated": 5, "width": 8}).width
+        8
     """
     base, _, recipe = name.partition(":")
     kind = known().get(base)
@@ -82,7 +76,8 @@ def config_of(name: str, values: Mapping[str, Any] | None = None) -> LearnConfig
         every = [SOURCE_MODEL, *sorted(known())]
         raise InputError(f"--methods: unknown {base!r}.{nearest(base, every)} Known: {', '.join(every)}")
     fields = kind.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass by construction
-    taken = {key: value for key, value in (values or {}).items() if key in fields}
+    used = fields.keys() - unused(kind, recipe or "default")
+    taken = {key: value for key, value in (values or {}).items() if key in used}
     if recipe:
         taken["recipe"] = recipe
     try:

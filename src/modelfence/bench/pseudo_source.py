@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.methods.loop import Session
-from modelfence.methods.sfmap import SFMap
+from modelfence.methods.sfmap import SFMap, assumed_labels
 from modelfence.methods.synthetic import judge_of, pixels_of, pseudo_source
 from modelfence.protect import default_fabric
-from modelfence.synthesis.pseudo_labels import pseudo_labels
 
 
 class StandIns(NamedTuple):
@@ -51,12 +50,10 @@ def stand_ins(
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in unauthorized.items()}
     judge = judge_of(model, image, session)
     pool = pseudo_source(model, config, session, judge, torch.cat(list(pixels.values())))
-    settings = {"threshold": config.pseudo_threshold, "augmentations": config.pseudo_augmentations}
-    labels = {
-        name: pseudo_labels(judge, some, seed=config.seed, **settings).argmax(1)  # type: ignore[arg-type]
+    targets: dict[str, Domain] = {
+        name: domain_of(name, some, assumed_labels(judge, some, config).argmax(1), image)
         for name, some in pixels.items()
     }
-    targets: dict[str, Domain] = {name: domain_of(name, some, labels[name], image) for name, some in pixels.items()}
     return StandIns(domain_of("pseudo-source", pool.near, pool.near_logits.argmax(1), image), targets)
 
 

@@ -56,9 +56,6 @@ def run_bench(
         request(name, setting=setting, budget=budget, network=network, chosen=chosen, seeds=seeds, what=what)
         for name, setting in wanted
     ]
-    absent = [one for one in requests if not one.methods]
-    if absent:
-        raise InputError(f"bench: none of the methods of {absent[0].name} is here; name some with --methods")
     work, count = Path(out), default_processes() if processes is None else processes
     console.note(f"{len(cells_of(requests))} cells in {work / CELLS}, shard {shard}, {count} process(es)")
     return _shown(run(requests, work, shard=shard, processes=count, announce=console.note), work, console)

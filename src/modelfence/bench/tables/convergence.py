@@ -11,6 +11,7 @@ from modelfence.bench.figures import Curve, curves_figure
 from modelfence.bench.rendering import OPEN, Table, record_of, spread
 from modelfence.bench.request import Request, Results
 from modelfence.bench.tables.kind import Built, Kind, cells_of, cost_note, pairs_of
+from modelfence.errors import InputError
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _EVERY = {"smoke": 5, "cpu": 25, "full": 25}
@@ -36,7 +37,12 @@ def cells(request: Request) -> list[Cell]:
 
     Args:
         request: What was asked for.
+
+    Raises:
+        InputError: A method doesn't learn, so that it has no curve.
     """
+    if methods.SOURCE_MODEL in request.methods:
+        raise InputError(f"--methods: {methods.SOURCE_MODEL} learns nothing, so it has no curve; leave it out")
     found = [cell for method in request.methods for pair in pairs_of(request) for cell in _cells(request, pair, method)]
     return sorted(found, key=lambda cell: cell.seed)
 
@@ -109,4 +115,4 @@ def _at(curve: Sequence[tuple[float, float]], share: float) -> float:
     return reached[-1] if reached else curve[0][1]
 
 
-KIND = Kind("Convergence curves of the source-free methods.", ("sf",), methods.defaults, what, cells, build)
+KIND = Kind("Convergence curves of the source-free methods.", ("sf",), methods.DEFAULTS.__getitem__, what, cells, build)

@@ -217,7 +217,7 @@ def _mean_of(by_seed: Mapping[int, Accuracies], domains: Sequence[str]) -> Accur
 KIND = Kind(
     "The digit tables: each of MNIST, USPS, SVHN, MNIST-M as source.",
     ("sa", "sf", "df"),
-    methods.defaults,
+    methods.DEFAULTS.__getitem__,
     what,
     cells,
     build,

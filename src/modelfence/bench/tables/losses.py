@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 from modelfence.bench.cells import Cell
 from modelfence.bench.domains import is_here
+from modelfence.bench.methods import known
 from modelfence.bench.request import Request, Results
 from modelfence.bench.tables.comparison import Line, compare, short_pair
 from modelfence.bench.tables.kind import Built, Kind, Options, cells_of, pairs_of
+from modelfence.errors import InputError
+from modelfence.methods.synthetic import SyntheticConfig
 
 _PAIRS = ("mnist>usps", "cifar10>stl10", "visda_t>visda_v")
 _TERMS: tuple[tuple[str, Options], ...] = (
@@ -44,7 +47,13 @@ def cells(request: Request) -> list[Cell]:
 
     Args:
         request: What was asked for.
+
+    Raises:
+        InputError: A method's loss can't be taken apart.
     """
+    for method in request.methods:
+        if not issubclass(known().get(method.partition(":")[0], object), SyntheticConfig):
+            raise InputError(f"--methods: {method} has no setting 'terms', so its loss can't be taken apart; use SFMap")
     found = dict.fromkeys(cell for line in _lines(request) for cell in line.cells)
     return sorted(found, key=lambda cell: cell.seed)
 

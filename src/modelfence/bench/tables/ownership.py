@@ -29,12 +29,12 @@ def what(_: str, __: str) -> tuple[str, ...]:
 
 
 def default_methods(_: str) -> list[str]:
-    """Return the rows of the paper's table that are here.
+    """Return the rows of the paper's table.
 
     Args:
         _: The setting: there is one.
     """
-    return [methods.SOURCE_MODEL, *methods.defaults("sa")]
+    return [methods.SOURCE_MODEL, *methods.DEFAULTS["sa"]]
 
 
 def cells(request: Request) -> list[Cell]:

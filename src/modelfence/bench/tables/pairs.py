@@ -20,12 +20,12 @@ _ORDER = (
 
 
 def default_methods(setting: str) -> list[str]:
-    """Return the bars of the paper's figures that are here.
+    """Return the bars of the paper's figures.
 
     Args:
         setting: "sa" or "sf"; "df" isn't in the paper.
     """
-    return [methods.SOURCE_MODEL, *methods.defaults(setting)]
+    return [methods.SOURCE_MODEL, *methods.DEFAULTS[setting]]
 
 
 def cells(request: Request) -> list[Cell]:

@@ -33,12 +33,12 @@ def what(_: str, __: str) -> Sequence[str]:
 
 
 def default_methods(setting: str) -> list[str]:
-    """Return the panels of the paper's figure that are here.
+    """Return the panels of the paper's figure.
 
     Args:
         setting: "sf".
     """
-    return [methods.SOURCE_MODEL, *methods.defaults(setting)]
+    return [methods.SOURCE_MODEL, *methods.DEFAULTS[setting]]
 
 
 def cells(request: Request) -> list[Cell]:
