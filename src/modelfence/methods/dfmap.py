@@ -33,9 +33,11 @@ class DFMap(SyntheticConfig):
 
     In place of unauthorized images the mask unlearns auxiliary ones (MAP, CVPR 2024, section 3.4): by default copies of
     the pseudo-source and of drawings in random styles. The recipe "paper" is Algorithm 2 after Algorithm 1 in every
-    step: the generated images are restyled by a generator that learns in turn with the mask. With ``authorized=`` the
-    real source images take the place of the pseudo-source, whose settings have no effect then; their labels aren't
-    looked at.
+    step: the generated images are restyled by a generator that learns in turn with the mask.
+
+    With ``authorized=`` the real source images take the place of the pseudo-source; their labels aren't looked at. Then
+    ``generated``, ``translated``, ``generator_steps`` and ``synthesis_batch`` have no effect, and with the recipe
+    "paper" none of the settings that :class:`AlternatingConfig` adds; without, ``most_images`` has none.
 
     Attributes:
         drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled; at least 64. (Default
@@ -52,7 +54,7 @@ class DFMap(SyntheticConfig):
 
     Example:
         >>> DFMap().steps, DFMap(neighbours=100).neighbours
-        (400, 100)
+        (450, 100)
         >>> DFMap(recipe="paper").directions
         4
     """

@@ -41,7 +41,7 @@ class SFMap(SyntheticConfig):
 
     Example:
         >>> SFMap().steps, SFMap(steps=100).clamp
-        (400, 'sample')
+        (450, 'sample')
         >>> SFMap(recipe="paper").ascent, SFMap(recipe="paper", generators="fresh").generators
         (0.1, 'fresh')
         >>> SFMap(generators="fresh")
@@ -90,7 +90,7 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in session.unauthorized.items()}
     for name, some in pixels.items():
         _require_another_domain(name, judge.distance(some), min(len(some), judge.at_once(1000)))
-    targets = {name: Examples(name, some, _labels(judge, some, config)) for name, some in pixels.items()}
+    targets = {name: Examples(name, some, assumed_labels(judge, some, config)) for name, some in pixels.items()}
     if config.recipe == "paper":
         return learn_in_turn(model, config, session, judge, targets=targets)
     every = torch.cat(list(pixels.values()))
@@ -102,7 +102,14 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     return replace(learned, synthetic=of_pool(pool))
 
 
-def _labels(judge: Judge, pixels: Tensor, config: SFMap) -> Tensor:
+def assumed_labels(judge: Judge, pixels: Tensor, config: SFMap) -> Tensor:
+    """Return the class probabilities (N, K) by which unauthorized images are unlearned: the model's own answers.
+
+    Args:
+        judge: The original model.
+        pixels: uint8 (N, C, H, W).
+        config: Threshold and augmentations.
+    """
     return pseudo_labels(
         judge,
         pixels,

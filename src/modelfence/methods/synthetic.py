@@ -40,12 +40,14 @@ class SyntheticConfig(AlternatingConfig):
     A field that the chosen recipe doesn't use is refused where its value isn't the default.
 
     Attributes:
-        generated: Images generated from noise; 0 makes none. (Default recipe.)
+        generated: Images generated from noise; 0 makes none. (Default recipe; no effect where real source images are
+            given.)
         translated: Images translated into the source's style, unauthorized ones and copies of them in random styles
-            (networks with BatchNorm only); 0 makes none. (Default recipe.)
-        generator_steps: Steps to fit each generator. (Default recipe.)
+            (networks with BatchNorm only); 0 makes none. (Default recipe; no effect where real source images are
+            given.)
+        generator_steps: Steps to fit each generator. (Default recipe; no effect where real source images are given.)
         synthesis_batch: Images a step of those fits; with the recipe "paper", images a step that the generators learn
-            from, both together.
+            from, both together. (No effect where real source images are given.)
         source_weight: Weight of the agreement with the original model on images near the source.
         restyled_weight: The same on copies in random styles. (Default recipe.)
         tolerance: Unlearning slows down in proportion as the student's disagreement with the original model on kept
@@ -56,14 +58,15 @@ class SyntheticConfig(AlternatingConfig):
 
     RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "default": {
-            "steps": 400,
-            "batch_size": 32,
+            "steps": 450,
+            "batch_size": 64,
             "learning_rate": 2e-4,
             "decay": 0.5,
             "ascent": 1.0,
-            "limit": 1.5,
+            "limit": None,
             "clamp": "sample",
-            "tolerance": 0.2,
+            "source_weight": 2.0,
+            "restyled_weight": 2.0,
         },
         "paper": {
             "steps": 936,
