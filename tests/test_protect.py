@@ -98,6 +98,22 @@ def test_one_mask_each_and_their_combination():
     assert result.mask.metadata["combined"] == [dict(first.metadata), dict(second.metadata)]
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_every_one_of_several_masks_is_watched(share):
+    method = SAMap(**TINY, masks="one_each", held_out=share)
+    targets = {"inverted": TARGET, "faint": faint(5)}
+    result = protect(toy.trained(), authorized=SOURCE, unauthorized=targets, watch=SOURCE, method=method)
+    measured = [{key for key in row if "accuracy" in key or ":" in key} for row in result.history]
+    apart = [{"source_accuracy", f"target_accuracy:{name}"} if share else set() for name in targets]
+    assert measured == [{"watch:watched", *names} for names in apart]
+
+
+@pytest.mark.parametrize("nothing", [[], {}])
+def test_what_is_to_be_watched_and_is_not_there_is_named(nothing):
+    with pytest.raises(InputError, match="watch= is empty"):
+        protect(toy.trained(), authorized=SOURCE, unauthorized=TARGET, watch=nothing, method=SAMap(**TINY))
+
+
 # What comes out
 
 

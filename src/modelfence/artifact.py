@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch import nn
 
 from modelfence.errors import ArtifactError
 from modelfence.evaluation.result import Evaluation
-from modelfence.files import atomic_write, parse_json, usable_path
+from modelfence.files import atomic_write, parse_json, usable_path, versions
 from modelfence.masking.mask import Mask
 from modelfence.methods.config import LearnConfig
+from modelfence.methods.registry import settings_of
 from modelfence.methods.samples import Sample, Synthetic
 from modelfence.models.load import WEIGHTS_FILE, LoadedModel, save_model
 from modelfence.models.weights import without_ties
@@ -88,7 +89,7 @@ def _write(folder: Path, artifact: Artifact) -> dict[str, Any]:
         names = ", ".join(score.name for score in artifact.evaluation.authorized)
         card = model_card(
             artifact.evaluation,
-            {"method": method, **asdict(artifact.config)},
+            {"method": method, **settings_of(artifact.config)},
             title=f"Model for {names}" if names else "A confined model",
             masked=artifact.mask is not None,
         )
@@ -268,14 +269,11 @@ def read_history(folder: Path) -> list[dict[str, float]]:
 
 def machine() -> dict[str, Any]:
     """Say what a run was computed on: device, threads, versions."""
-    from modelfence import __version__
-
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "modelfence": __version__,
+        **versions(),
     }
 
 

@@ -155,16 +155,18 @@ def protect(
     file = None if output is None else state_file(output)
     kept = None if cache is None else usable_path(cache)
     require_maskable(base)
-    source = None if authorized is None else as_one_domain(authorized, image)
-    targets = {} if unauthorized is None else as_named_domains(unauthorized, image)
+    source = None if authorized is None else as_one_domain(authorized, image, labelled=found.labels)
+    targets = {} if unauthorized is None else as_named_domains(unauthorized, image, labelled=found.labels)
     if ownership is not None:
         targets["watermark"] = _marked(source, ownership, image, targets)
     held_out = _held_out(found, base, source, targets, config)
+    apart = held_out if found.labels and config.held_out else None
+    watched = None if watch is None else Watch.of(base, as_named_domains(watch, image, argument="watch"))
     session = Session(
         fabric=fabric or default_fabric(config.precision),
         authorized=held_out.source_rest,
         unauthorized=held_out.target_rest,
-        monitor=_monitors(held_out if found.labels and config.held_out else None, base, watch, image),
+        monitor=_monitors(apart, watched),
         state_file=file,
         resume=resume,
         progress=progress,
@@ -173,7 +175,7 @@ def protect(
         announce=announce,
     )
     if isinstance(config, MaskConfig) and config.masks == "one_each":
-        return _one_each(base, found, config, session, held_out)
+        return _one_each(base, found, config, session, apart, watched)
     learned = found.learn(base, config, session)
     if learned.weights is not None:
         return Protection(with_weights(base, learned.weights), None, {}, learned.history, config)
@@ -181,7 +183,14 @@ def protect(
     return Protection(mask.apply(base), mask, {}, learned.history, config, learned.synthetic)
 
 
-def _one_each(base: nn.Module, method: Method, config: MaskConfig, session: Session, held_out: HeldOut) -> Protection:
+def _one_each(
+    base: nn.Module,
+    method: Method,
+    config: MaskConfig,
+    session: Session,
+    apart: HeldOut | None,
+    watched: Watch | None,
+) -> Protection:
     masks: dict[str, Mask] = {}
     history: list[Row] = []
     synthetic: list[Synthetic] = []
@@ -190,7 +199,7 @@ def _one_each(base: nn.Module, method: Method, config: MaskConfig, session: Sess
         one = replace(
             session,
             unauthorized={name: domain},
-            monitor=held_out.only(name) if held_out.targets and session.monitor is not None else session.monitor,
+            monitor=_monitors(None if apart is None else apart.only(name), watched),
             state_file=None if file is None else file.with_name(f"state-{index}.safetensors"),
         )
         learned = method.learn(base, config, one)
@@ -214,10 +223,9 @@ def _held_out(
     return HeldOut(check_images(model, targets), None, {}, source, targets)
 
 
-def _monitors(held_out: HeldOut | None, model: nn.Module, watch: Any, image: ImageSpec | None) -> Monitor | None:
+def _monitors(apart: HeldOut | None, watched: Watch | None) -> Monitor | None:
     """Return what measures the student at every evaluation: the held-out parts, and what is only watched."""
-    watched = None if watch is None else Watch.of(model, as_named_domains(watch, image))
-    found = [monitor for monitor in (held_out, watched) if monitor is not None]
+    found = [monitor for monitor in (apart, watched) if monitor is not None]
     if len(found) < 2:
         return found[0] if found else None
     return lambda student: {key: value for monitor in found for key, value in monitor(student).items()}
@@ -233,16 +241,24 @@ def _marked(
     return marked(source, ownership, image=image)
 
 
-def as_one_domain(thing: Any, image: ImageSpec | None) -> "Domain":
+def as_one_domain(thing: Any, image: ImageSpec | None, *, labelled: bool = True) -> "Domain":
     """Adapt whatever a user has for the authorized domain."""
     from modelfence.data.sources import as_domain
 
     name = None if isinstance(thing, str) else "authorized"
-    return as_domain(thing, name=name, image=image)
+    return as_domain(thing, name=name, image=image, labelled=labelled)
 
 
-def as_named_domains(thing: Any, image: ImageSpec | None) -> "dict[str, Domain]":
-    """Adapt one or several unauthorized domains, by name.
+def as_named_domains(
+    thing: Any, image: ImageSpec | None, *, argument: str = "unauthorized", labelled: bool = True
+) -> "dict[str, Domain]":
+    """Adapt one or several domains, by name.
+
+    Args:
+        thing: Whatever a user has for them.
+        image: What the model eats.
+        argument: What they were given as.
+        labelled: Whether labels are wanted; else they aren't looked at.
 
     Raises:
         InputError: None was given, or two have the same name.
@@ -250,21 +266,32 @@ def as_named_domains(thing: Any, image: ImageSpec | None) -> "dict[str, Domain]"
     from modelfence.data.sources import as_domain
 
     if isinstance(thing, Mapping):
-        domains = {str(name): as_domain(one, name=str(name), image=image) for name, one in thing.items()}
+        domains = {
+            str(name): as_domain(one, name=str(name), image=image, labelled=labelled) for name, one in thing.items()
+        }
     elif isinstance(thing, list | tuple):
         made = [
-            as_domain(one, name=None if isinstance(one, str) else f"unauthorized_{index}", image=image)
+            as_domain(
+                one,
+                name=None if isinstance(one, str) else f"{_UNNAMED[argument]}_{index}",
+                image=image,
+                labelled=labelled,
+            )
             for index, one in enumerate(thing)
         ]
         domains = {domain.name: domain for domain in made}
         if len(domains) < len(made):
-            raise InputError("two unauthorized domains have the same name; give a mapping with distinct names")
+            raise InputError(f"two domains of {argument}= have the same name; give a mapping with distinct names")
     else:
-        one = as_domain(thing, name=None if isinstance(thing, str) else "unauthorized", image=image)
+        name = None if isinstance(thing, str) else _UNNAMED[argument]
+        one = as_domain(thing, name=name, image=image, labelled=labelled)
         domains = {one.name: one}
     if not domains:
-        raise InputError("unauthorized= is empty: give at least one domain")
+        raise InputError(f"{argument}= is empty: give at least one domain")
     return domains
+
+
+_UNNAMED = {"unauthorized": "unauthorized", "watch": "watched"}
 
 
 def default_fabric(precision: str) -> "Fabric":

@@ -94,6 +94,20 @@ def test_written_settings_read_back_the_same(run_file: Path, tmp_path: Path) -> 
     assert tomllib.loads(again.read_text())["method"]["learning_rate"] == SAMap(recipe="paper").learning_rate
 
 
+@pytest.mark.parametrize("kind", [SFMap, DFMap])
+@pytest.mark.parametrize("recipe", ["default", "paper"])
+def test_only_settings_that_have_an_effect_are_written_out(tmp_path: Path, kind: type, recipe: str) -> None:
+    method = kind(recipe=recipe, steps=7)
+    written = Run(method=method).tables("method")
+    other = "paper" if recipe == "default" else "default"
+    assert written["method"].keys().isdisjoint(kind.ONLY[other])
+    assert kind.ONLY[recipe] - written["method"].keys() <= {"memory_layers"}  # None can't be written
+    path = tmp_path / "run.toml"
+    path.write_text(write_toml(written))
+    assert read_run(path).method == method
+    assert read_run(path, sets=[f"method.recipe={other}"]).method == kind(recipe=other, steps=7)
+
+
 @pytest.mark.parametrize(("old", "new"), [("default", "paper"), ("paper", "default")])
 def test_another_recipe_takes_the_place_of_the_file_s(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "run.toml"

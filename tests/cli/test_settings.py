@@ -350,7 +350,7 @@ def test_a_retrained_model_has_no_mask(protect: Protect, invoke: Invoke) -> None
         (["--set", "watermark.kind=digits"], ["watermark: the authorized images get the mark; give data.authorized"]),
         (["--set", "watermark.kind=digit"], ["watermark: unknown kind 'digit'. Did you mean 'digits'"]),
         (["--set", "watermark.pattern=mark.png"], ["watermark: kind 'digits' has its own pattern"]),
-        (["--set", "method.masks=one_each"], ["method.masks", "data.unauthorized"]),
+        (["--set", "method.masks=one_each"], ['masks="one_each"', "unauthorized="]),
         (["--unauthorized", "empty"], ["empty: no images"]),
         (["--unauthorized", "scans", "--cache", "scans/cache"], ["is inside the domain scans"]),
     ],

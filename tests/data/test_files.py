@@ -91,6 +91,16 @@ def test_labels_that_are_not_wanted_are_not_looked_at(tmp_path, png, rgb_spec):
     assert (domain.labelled, domain.classes) == (False, None)
 
 
+def test_without_labels_a_folder_of_classes_has_the_same_images_in_the_same_order(tmp_path, png):
+    write_tree(tmp_path, png, {"cat": [1, 2], "a dog": [3], ".hidden": [4]})
+    (tmp_path / "preview.png").write_bytes(png(9))
+    (tmp_path / "cat" / "folder.png").mkdir()
+    labelled, loose = folder_records(tmp_path), loose_records(tmp_path)
+    places = [[records.source.where(row) for row in range(records.size)] for records in (labelled, loose)]
+    assert places[0] == places[1]
+    assert labelled.size == 3
+
+
 def test_an_empty_folder_has_no_images(tmp_path):
     with pytest.raises(InputError, match="no images; add some"):
         loose_records(tmp_path)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from datasets import Dataset
 from torch.utils.data import DataLoader, TensorDataset
 
 from modelfence.data.domain import IndexedDomain
@@ -11,6 +12,54 @@ from modelfence.errors import InputError
 def test_domains_are_returned_as_they_are():
     domain = IndexedDomain("one", torch.rand(4, 1, 2, 2).__getitem__, 4)
     assert as_domain(domain) is domain
+
+
+class Untyped:
+    """A user's own domain."""
+
+    name, classes, size, labelled = "own", ("a", "b"), 6, True
+
+    def __init__(self, domain):
+        self.batches, self.once = domain.batches, domain.once
+
+
+def test_labels_that_are_not_wanted_are_not_looked_at():
+    """Those here would be refused: of no type that labels have, or below 0."""
+    images = torch.rand(6, 1, 2, 2)
+    known = IndexedDomain("known", images.__getitem__, 6, labels=torch.tensor([0, 1, 0, 1, 0, 1]))
+    things = {
+        "items": Listed([(image, "cat") for image in images]),
+        "dataset": TensorDataset(images, torch.full((6,), -1)),
+        "loader": DataLoader(TensorDataset(images, torch.full((6,), -1)), batch_size=4),
+        "batches": [(images, ["cat"] * 6)],
+        "table": Dataset.from_dict({"image": images.tolist(), "label": ["cat"] * 6}).with_transform(
+            lambda rows: {**rows, "image": [torch.tensor(one) for one in rows["image"]]}
+        ),
+        "domain": known,
+        "stream": StreamDomain([(images, torch.arange(6))], "stream"),
+        "own": Untyped(known),
+    }
+    for name, thing in things.items():
+        domain = as_domain(thing, name=name, labelled=False, classes=2)
+        assert (domain.labelled, domain.classes) == (False, None), name
+        (seen,) = domain.once(6)
+        assert torch.equal(seen.images, images), name
+        assert seen.labels is None, name
+        assert next(domain.batches(3, seed=0, start=1)).labels is None, name
+    assert known.labelled
+
+
+class Listed:
+    """A data set of items."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def __len__(self):
+        return len(self._items)
+
+    def __getitem__(self, index):
+        return self._items[index]
 
 
 def test_domains_are_checked_against_the_model_too():

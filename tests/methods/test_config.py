@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from pydantic import TypeAdapter
 
-from modelfence import SAMap
+from modelfence import DFMap, SAMap
 from modelfence.errors import InputError
 from modelfence.methods.registry import METHODS, method_for
 
@@ -127,6 +127,12 @@ def test_a_missing_domain_is_named(missing):
     with pytest.raises(InputError, match=f"SAMap needs {missing}=: pass the {missing} domain") as caught:
         method_for(SAMap(), there)
     assert "\n" not in str(caught.value)
+
+
+def test_one_mask_each_of_no_domain_is_refused():
+    for there in ({}, {"authorized": True}):
+        with pytest.raises(InputError, match='masks="one_each" .* unauthorized='):
+            method_for(DFMap(masks="one_each"), given(**there))
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,7 @@ def _method(run: Run) -> tuple[Method, LearnConfig]:
         raise InputError("protect: watermark: the authorized images get the mark; give data.authorized too")
     if run.watermark is not None and "watermark" in measured_by(run).domains:
         raise InputError("protect: watermark: a domain has that name, which the marked images get; call it otherwise")
-    method, config = method_for(run.method, given)
-    if isinstance(config, MaskConfig) and config.masks == "one_each" and data.unauthorized is None:
-        raise InputError('protect: method.masks: "one_each" makes a mask a domain of data.unauthorized; give some')
-    return method, config
+    return method_for(run.method, given)
 
 
 def _run(

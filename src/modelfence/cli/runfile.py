@@ -15,7 +15,7 @@ from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError, nearest
 from modelfence.files import usable_path
 from modelfence.methods.config import LearnConfig, MaskConfig
-from modelfence.methods.registry import METHODS, method_for
+from modelfence.methods.registry import METHODS, method_for, settings_of
 from modelfence.models.training import TrainConfig
 from modelfence.ownership.watermark import Watermark
 
@@ -58,7 +58,7 @@ class Run:
     output: OutputTable | None = None
 
     def tables(self, *names: str) -> Tables:
-        """Return tables of the run as TOML values, every default written out.
+        """Return tables of the run as TOML values, every default written out that has an effect.
 
         Args:
             names: The tables wanted, such as "model"; one that is None is left out.
@@ -66,7 +66,7 @@ class Run:
         found = {name: getattr(self, name) for name in names}
         tables = {name: _plain(_fields_of(value)) for name, value in found.items() if value is not None}
         if self.method is not None and "method" in tables:
-            tables["method"] = {"name": type(self.method).__name__, **tables["method"]}
+            tables["method"] = {"name": type(self.method).__name__, **_plain(settings_of(self.method))}
         return tables
 
 

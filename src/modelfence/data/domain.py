@@ -276,6 +276,10 @@ class IndexedDomain:
             ahead=self._ahead,
         )
 
+    def without_labels(self) -> "IndexedDomain":
+        """Return the domain of the same images, which doesn't know their labels."""
+        return IndexedDomain(self.name, self._fetch, self._length, spec=self.spec, ahead=self._ahead)
+
     def split(self, fraction: float, seed: int) -> tuple["IndexedDomain", "IndexedDomain"]:
         """Hold out a random part of the images.
 

@@ -86,13 +86,13 @@ def folder_records(root: Path) -> Records:
     Raises:
         InputError: There are no class folders, or one has no images.
     """
-    folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    folders = _folders_in(root)
     if not folders:
         raise InputError(f"{root}: no class folders; one sub-folder of images for each class is needed")
     paths: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
-        found = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        found = _images_in(folder)
         if not found:
             raise InputError(f"{folder}: class without images; add some or remove the folder")
         paths += found
@@ -101,10 +101,13 @@ def folder_records(root: Path) -> Records:
 
 
 def loose_records(root: Path) -> Records:
-    """List all images of a folder and its sub-folders, which say nothing about classes.
+    """List the images of a folder whose sub-folders say nothing about classes.
+
+    They are the images in its sub-folders, the same in the same order as :func:`folder_records` gives, so that both
+    divide a domain alike; only where these have none, those beside them.
 
     Args:
-        root: The folder.
+        root: The folder. Hidden sub-folders are left out.
 
     Returns:
         The images in alphabetical order, without labels.
@@ -112,10 +115,19 @@ def loose_records(root: Path) -> Records:
     Raises:
         InputError: There are none.
     """
-    paths = sorted(file for file in root.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    paths = [path for folder in _folders_in(root) for path in _images_in(folder)] or _images_in(root, deep=False)
     if not paths:
         raise InputError(f"{root}: no images; add some, or name another folder")
     return Records(_Paths(paths), len(paths))
+
+
+def _folders_in(root: Path) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images_in(folder: Path, *, deep: bool = True) -> list[Path]:
+    entries = folder.rglob("*") if deep else folder.iterdir()
+    return sorted(file for file in entries if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
 
 
 class _TarMembers:

@@ -56,6 +56,7 @@ def from_hugging_face(thing: Any, request: Request) -> Domain:
         f"domain {request.name!r}",
         image_column=request.image_column,
         label_column=request.label_column,
+        labelled=request.labelled,
     )
     return domain_of(records, request)
 
@@ -68,7 +69,7 @@ def _streamed(thing: Any, request: Request) -> Domain:
     if not features:
         raise InputError(f"{where} has no images; check the split and the filters")
     image = find_image_column(features, where, request.image_column)
-    label = find_label_column(features, where, request.label_column)
+    label = find_label_column(features, where, request.label_column) if request.labelled else None
     if request.size is not None:  # the same images in each pass, however they are shuffled
         thing = thing.take(request.size)
     if isinstance(features[image], Image):

@@ -40,7 +40,7 @@ def from_dataset(dataset: Any, request: Request) -> Domain:
         raise InputError(f"domain {request.name!r}: its length can't be had ({error}); add __len__") from error
     if length == 0:
         raise InputError(f"domain {request.name!r} has no images; check the path and the split")
-    items = _Items(dataset, request.name)
+    items = _Items(dataset, request)
     rows = sample(length, request.size or length).tolist()
     if _is_float(items.read(rows[0])):
         fetch = _model_ready_images(items, rows, request)
@@ -55,7 +55,7 @@ def from_dataset(dataset: Any, request: Request) -> Domain:
         request.name,
         fetch,
         len(rows),
-        classes=tuple(map(str, names)) if isinstance(names, list | tuple) and names else None,
+        classes=tuple(map(str, names)) if request.labelled and isinstance(names, list | tuple) and names else None,
         spec=request.image,
         labels=items.labels_of(rows),
     )
@@ -80,7 +80,7 @@ def from_iterable_dataset(dataset: Any, request: Request) -> Domain:
         raise unreadable(f"domain {request.name!r}: image 0", error) from error
     images = None if first is None else _pair(first, request.name)[0]
     if first is None or (isinstance(images, Tensor) and images.ndim == 4):
-        return StreamDomain(dataset, request.name, spec=request.image, count=request.classes, size=request.size)
+        return stream_of_batches(dataset, request)
     return stream_of_items(Pairs(dataset, lambda item: _pair(item, request.name)), request)
 
 
@@ -111,13 +111,33 @@ def stream_of_items(pairs: Pairs, request: Request, classes: tuple[str, ...] | N
     Raises:
         InputError: There are no images, or the first ones don't fit.
     """
+    return stream_of_batches(_Batched(pairs, request), request, classes)
+
+
+def stream_of_batches(
+    source: Iterable[object], request: Request, classes: tuple[str, ...] | None = None
+) -> StreamDomain:
+    """Make a domain of something that gives batches.
+
+    Args:
+        source: What a :class:`StreamDomain` takes.
+        request: What is asked for.
+        classes: Class names in label order, or None.
+
+    Returns:
+        The domain.
+
+    Raises:
+        InputError: There are no images, or the first ones don't fit.
+    """
     return StreamDomain(
-        _Batched(pairs, request),
+        source,
         request.name,
         classes=classes,
         spec=request.image,
         count=request.classes,
         size=request.size,
+        labelled=request.labelled,
     )
 
 
@@ -138,7 +158,8 @@ class _Batched:
         numbered = enumerate(map(self.pairs.read, self.pairs.items))
         while chunk := list(itertools.islice(numbered, _CHUNK)):
             images = torch.stack([self._image(image, row) for row, (image, _) in chunk])
-            labels = [_label(label, self._where(row)) for row, (_, label) in chunk if label is not None]
+            known = [(row, label) for row, (_, label) in chunk if label is not None and self.request.labelled]
+            labels = [_label(label, self._where(row)) for row, label in known]
             if 0 < len(labels) < len(chunk):
                 raise InputError(
                     f"domain {self.request.name!r}: some images have no label, others have; label or remove them"
@@ -157,9 +178,10 @@ class _Batched:
 class _Items:
     """The images of a map-style dataset; remembers the labels it comes across."""
 
-    def __init__(self, dataset: Any, name: str) -> None:
+    def __init__(self, dataset: Any, request: Request) -> None:
         self._dataset = dataset
-        self._name = name
+        self._name = request.name
+        self._labelled = request.labelled
         self._labels: dict[int, int] = {}
 
     def read_many(self, indices: Sequence[int]) -> Sequence[object]:
@@ -171,7 +193,7 @@ class _Items:
         except Exception as error:
             raise unreadable(self.where(index), error) from error
         image, label = _pair(item, self._name)
-        if label is not None:
+        if self._labelled and label is not None:
             self._labels[index] = _label(label, self.where(index))
         return image
 

@@ -35,8 +35,8 @@ class Request:
     """What a domain is asked for; the fields are the arguments of :func:`modelfence.data.sources.as_domain`.
 
     Attributes:
-        labelled: Of a domain given as a text: whether its labels are wanted; else they are neither read nor needed, and
-            a folder may hold images without class folders.
+        labelled: Whether labels are wanted; else they are neither looked at nor needed, and a folder may hold images
+            without class folders.
     """
 
     name: str

@@ -11,11 +11,11 @@ from modelfence.data import catalog
 from modelfence.data.domain import Domain, IndexedDomain, check_labels
 from modelfence.data.hugging_face import from_hugging_face, is_hugging_face
 from modelfence.data.image_spec import ImageSpec
-from modelfence.data.items import from_dataset, from_iterable_dataset
+from modelfence.data.items import from_dataset, from_iterable_dataset, stream_of_batches
 from modelfence.data.named import from_text
 from modelfence.data.records import Request
 from modelfence.data.splits import sample
-from modelfence.data.stream import StreamDomain
+from modelfence.data.unlabelled import without_labels
 from modelfence.errors import InputError
 
 
@@ -30,6 +30,7 @@ def as_domain(
     memory_limit_gib: float = 4.0,
     image_column: str | None = None,
     label_column: str | None = None,
+    labelled: bool = True,
 ) -> Domain:
     """Make a domain of whatever a user has.
 
@@ -51,6 +52,8 @@ def as_domain(
         memory_limit_gib: Most memory for decoded images, in GiB.
         image_column: Name of the image column of a table; found by type and name when None.
         label_column: Name of the label column of a table; found by name and type when None.
+        labelled: Take the labels; else they are neither looked at nor needed, the domain has none, and a folder may
+            hold images without class folders.
 
     Returns:
         The domain.
@@ -67,7 +70,7 @@ def as_domain(
     """
     if name is None:
         name = thing if isinstance(thing, str) else str(getattr(thing, "name", type(thing).__name__))
-    request = Request(name, image, split, size, classes, memory_limit_gib, image_column, label_column)
+    request = Request(name, image, split, size, classes, memory_limit_gib, image_column, label_column, labelled)
     if image is not None and not isinstance(image, ImageSpec):
         raise InputError(f"image= is {type(image).__name__}; an ImageSpec is needed")
     if size is not None and size < 1:
@@ -79,6 +82,7 @@ def as_domain(
 
 def _dispatch(thing: object, request: Request) -> Domain:
     if isinstance(thing, Domain):
+        thing = thing if request.labelled else without_labels(thing)
         if isinstance(thing, IndexedDomain) and request.size is not None:
             return thing.subset(sample(len(thing), request.size))
         return thing
@@ -95,7 +99,7 @@ def _from_torch(thing: Any, request: Request) -> Domain:
     if isinstance(thing, Dataset):
         return from_dataset(thing, request)
     if isinstance(thing, Iterable) and not isinstance(thing, Mapping | Tensor):
-        return StreamDomain(thing, request.name, spec=request.image, count=request.classes, size=request.size)
+        return stream_of_batches(thing, request)
     if hasattr(thing, "__getitem__") and hasattr(thing, "__len__") and not isinstance(thing, Mapping | Tensor):
         return from_dataset(thing, request)
     raise InputError(

@@ -39,6 +39,7 @@ class StreamDomain:
         spec: What the model eats; needed for uint8 images.
         count: Number of classes, checked against each batch's labels; by default that of ``classes``.
         size: Take at most so many images in each pass.
+        labelled: Take the labels; else they aren't looked at.
 
     Raises:
         InputError: The source can't be iterated twice, or gives no batch of images.
@@ -59,6 +60,7 @@ class StreamDomain:
         spec: ImageSpec | None = None,
         count: int | None = None,
         size: int | None = None,
+        labelled: bool = True,
     ) -> None:
         if isinstance(source, Iterator):
             raise InputError(
@@ -74,6 +76,7 @@ class StreamDomain:
         self._share: tuple[int, int, bool] | None = None  # every k-th image from an offset; held out or not
         self._fixed_seed: int | None = None
         self._change: Callable[[Tensor], Tensor] | None = None
+        self._takes_labels = labelled
         known = _images_per_pass(source)
         self.size: int | None = known if size is None or known is None else min(known, size)
         first = next(self._pass(0), None)
@@ -172,6 +175,13 @@ class StreamDomain:
         changed._change = function if before is None else lambda images: function(before(images))
         return changed
 
+    def without_labels(self) -> "StreamDomain":
+        """Return the domain of the same images, whose labels aren't looked at; both share the source."""
+        changed = copy.copy(self)
+        changed.classes, changed._count = None, None
+        changed._takes_labels = changed._labelled = False
+        return changed
+
     def split(self, fraction: float, seed: int = 0) -> tuple["StreamDomain", "StreamDomain"]:
         """Hold out every k-th image, k being the nearest whole number to ``1 / fraction``.
 
@@ -243,7 +253,8 @@ class StreamDomain:
         return Batch(part.images[keep], None if part.labels is None else part.labels[keep])
 
     def _read(self, item: object) -> Batch:
-        images, labels = _images_and_labels(item, self.name)
+        images, given = _images_and_labels(item, self.name)
+        labels = torch.as_tensor(given) if self._takes_labels and given is not None else None
         if labels is not None:
             if len(labels) != len(images):
                 raise InputError(f"domain {self.name!r}: {len(labels)} labels for {len(images)} images")
@@ -265,7 +276,7 @@ def unreadable(where: str, error: Exception) -> InputError:
     return InputError(f"{where} can't be read ({reason[:300]}); repair the data set or leave the image out")
 
 
-def _images_and_labels(item: object, name: str) -> tuple[Tensor, Tensor | None]:
+def _images_and_labels(item: object, name: str) -> tuple[Tensor, object]:
     """Return what a batch of a loader holds."""
     images: object = item
     labels: object = None
@@ -281,7 +292,7 @@ def _images_and_labels(item: object, name: str) -> tuple[Tensor, Tensor | None]:
             f"domain {name!r} gave {found} for a batch; image tensors (N, C, H, W) are needed, alone, first in "
             f"a pair with labels, or under one of the keys {', '.join(IMAGE_KEYS)}"
         )
-    return images, None if labels is None else torch.as_tensor(labels)
+    return images, labels
 
 
 def _seeded(source: Iterable[object], seed: int) -> Iterator[object]:

@@ -60,6 +60,9 @@ class Estimator(nn.Module):
 class DiverseStyles:
     """The diversity generator of Algorithm 2 with the estimator of mutual information, a companion of the mask.
 
+    With several processes Eqs. 5 and 6 are those of each process's images, and gradients are averaged. That differs
+    from one process with the joint batch, where more images of a class meet.
+
     Args:
         model: The trained network; it isn't changed.
         image: What the network eats.

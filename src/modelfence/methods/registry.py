@@ -5,7 +5,7 @@ configuration and one function, registered by ``@learner(Config, needs=(...))``.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
@@ -22,7 +22,7 @@ class Method:
         config: Its configuration class.
         needs: Which of "authorized" and "unauthorized" must be given.
         takes: Which may be given beside.
-        labels: Whether it reads labels; one that doesn't never gets to see any.
+        labels: Whether it reads labels; one that doesn't is given domains without them.
         learn: The function.
         default: Whether it may be chosen by the data alone; else it has to be named.
     """
@@ -36,6 +36,27 @@ class Method:
 
 
 METHODS: dict[type, Method] = {}
+
+
+def unused(config: type, recipe: str) -> frozenset[str]:
+    """Return the names of the fields that a recipe of a configuration class makes no use of.
+
+    Args:
+        config: The class; its ``ONLY`` has fields by the only recipe that uses them.
+        recipe: Such as "paper".
+    """
+    only: Mapping[str, frozenset[str]] = getattr(config, "ONLY", {})
+    return frozenset(name for other, names in only.items() if other != recipe for name in names)
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Return the fields of a configuration that its recipe uses, with their values.
+
+    Args:
+        config: An object of a registered class.
+    """
+    left_out = unused(type(config), getattr(config, "recipe", ""))
+    return {name: value for name, value in asdict(config).items() if name not in left_out}
 
 
 def learner(
@@ -74,7 +95,8 @@ def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method
         The method, and its configuration.
 
     Raises:
-        InputError: The object isn't a configuration, or an argument is missing or too many; the text names it.
+        InputError: The object isn't a configuration, an argument is missing or too many, or there is nothing to make
+            one mask each for; the text names it.
     """
     if config is None:
         present = {name for name, there in given.items() if there}
@@ -95,4 +117,6 @@ def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method
                 f"{type(config).__name__} works without {name}=: leave it out (watch= measures a domain without using "
                 "it), or choose another method"
             )
+    if getattr(config, "masks", None) == "one_each" and not given["unauthorized"]:
+        raise InputError('masks="one_each" makes one mask for each unauthorized domain: give some by unauthorized=')
     return found, config
