@@ -156,14 +156,14 @@ def memory(kind, name, precision):
 def probe(kind, name, precision):
     create_model(*NETWORKS[name][:1], 10, image_spec(32), **NETWORKS[name][2])
     gc.collect()
-    before = _status("VmRSS")
+    before = resident("VmRSS")
     step = finetune_step(name, precision) if kind == "finetune" else mask_step(name, precision)
     for _ in range(4):
         step()
-    print(_status("VmHWM") - before)
+    print(resident("VmHWM") - before)
 
 
-def _status(key):
+def resident(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 

@@ -9,7 +9,7 @@ from modelfence.bench import methods
 from modelfence.bench.cells import Cell, Cells
 from modelfence.bench.request import Request, Results, saved_requests
 from modelfence.bench.tables.catalog import FOUR, KINDS, request
-from modelfence.bench.tables.convergence import curve_of
+from modelfence.bench.tables.convergence import confined_at, curve_of
 from modelfence.errors import InputError
 
 
@@ -129,10 +129,45 @@ def test_the_ablation_has_the_source_model_and_three_losses(tmp_path: Path) -> N
 def test_curves_and_shares_of_steps(tmp_path: Path) -> None:
     asked = request("convergence", budget="cpu", chosen=["SFMap"])
     history = [{"step": step, "watch:mnist": 0.9, "watch:usps": 1 - step / 200} for step in (25, 50, 75, 100)]
-    results = made(tmp_path, asked, lambda _: {**result(), "history": history})
+    results = made(tmp_path, asked, lambda _: {**result(mnist=(0.9, 0.9), usps=(1.0, 0.5)), "history": history})
     built = KINDS["convergence"].build(asked, results)
-    assert built.table.rows[1] == ["SF-MAP", "US", "87.5", "75.0", "62.5", "50.0"]
+    assert built.table.rows[0] == ["SF-MAP", "MT", "90.0", "90.0", "90.0", "90.0", "0 of 1", "-"]
+    assert built.table.rows[1] == ["SF-MAP", "US", "87.5", "75.0", "62.5", "50.0", "", ""]
     assert curve_of(history, "usps")[0] == (25, 0.875)
+
+
+@pytest.mark.parametrize(
+    ("source", "usps", "svhn", "step"),
+    [
+        ((0.86, 0.86, 0.86), (0.16, 0.14, 0.1), (0.1, 0.1, 0.1), 50),  # 95 % of 0.9 is 0.855
+        ((0.86, 0.85, 0.86), (0.16, 0.14, 0.1), (0.1, 0.1, 0.1), 75),  # the source must be kept at that moment
+        ((0.86, 0.86, 0.86), (0.1, 0.1, 0.1), (0.16, 0.16, 0.15), 75),  # all targets must be closed
+        ((0.85, 0.85, 0.85), (0.1, 0.1, 0.1), (0.1, 0.1, 0.1), None),
+    ],
+)
+def test_when_a_method_first_confined_the_model(
+    source: tuple[float, ...], usps: tuple[float, ...], svhn: tuple[float, ...], step: int | None
+) -> None:
+    rows = zip((25, 50, 75), source, usps, svhn, strict=True)
+    history = [
+        {"step": step, "seconds": step / 10, "watch:mnist": own, "watch:usps": one, "watch:svhn": other}
+        for step, own, one, other in rows
+    ]
+    record = {**result(mnist=(0.9, 0.9), usps=(0.8, 0.1), svhn=(0.5, 0.1)), "history": history}
+    found = confined_at(record, "mnist", ["usps", "svhn"], 0.1)
+    assert found == (None if step is None else (step, step / 10))
+
+
+def test_the_time_to_confine_is_a_mean_over_seeds_that_all_did(tmp_path: Path) -> None:
+    asked = request("convergence", setting="sa", budget="cpu", chosen=["NTL", "SAMap"], seeds=[0, 1])
+
+    def record(cell: Cell) -> dict[str, object]:
+        lost = 0.5 if (cell.method, cell.seed) == ("NTL", 1) else 0.9
+        history = [{"step": 25 + cell.seed, "seconds": 2.5 + cell.seed, "watch:mnist": lost, "watch:usps": 0.1}]
+        return {**result(mnist=(0.9, 0.9), usps=(0.8, 0.1)), "history": history}
+
+    table = KINDS["convergence"].build(asked, made(tmp_path, asked, record)).table
+    assert [row[6:] for row in table.rows] == [["1 of 2", "-"], ["", ""], ["26 ± 1", "3.0 ± 0.7"], ["", ""]]
 
 
 @pytest.mark.parametrize("table", ["digits", "objects", "convergence", "tsne"])

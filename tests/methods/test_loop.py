@@ -113,6 +113,22 @@ def test_rows_hold_means_since_the_last_row(tmp_path):
     assert all(later >= sooner >= 0 for sooner, later in itertools.pairwise(row["seconds"] for row in learned.history))
 
 
+def test_seconds_are_those_of_learning_without_measuring(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("modelfence.methods.loop.time.monotonic", lambda: clock[0])
+
+    def loss(student: nn.Module, _: MaskedModel, step: int) -> dict[str, torch.Tensor]:
+        clock[0] += 3
+        return {"one": student(IMAGES).mean() * 0 + step}
+
+    def monitor(student: nn.Module) -> dict[str, float]:
+        clock[0] += 100
+        return {}
+
+    learned = run(config(steps=5, evaluate_every=2), loss, monitor=monitor)
+    assert [row["seconds"] for row in learned.history] == [6, 12, 15]
+
+
 def test_the_mask_is_where_scores_ended_above_the_threshold():
     watch = Watch(squares)
     learned = run(config(steps=12, learning_rate=2e-3, threshold=5e-3), watch)

@@ -95,7 +95,7 @@ _table("pacs", "PACS, photographs as source (not in the paper).", _setting(*_ALL
 _table("visda", "VisDA-2017, rendered objects to photographs.", _setting(*_ALL), _PAIRS)
 _table("backbones", "SF-MAP on several networks, STL-10 to CIFAR-10.", _what("--networks", "Networks."))
 _table("losses", "Ablation of the source-free loss: L1, L2, both.", _PAIRS)
-_table("convergence", "Accuracies while the source-free methods learn.", _PAIRS)
+_table("convergence", "Accuracies while the methods learn, and the time to confine.", _setting("sf", "sa"), _PAIRS)
 _table("tsne", "t-SNE panels of the source-free methods.", _PAIRS)
 
 

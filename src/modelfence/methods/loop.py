@@ -243,8 +243,7 @@ class _Run:
         """Add a row to the history; fail if a term wasn't finite since the last one."""
         self.require_finite()
         means = {name: float(value) / max(self.summed, 1) for name, value in self.sums.items()}
-        now = time.monotonic()
-        self._spent, self._clock = self._spent + now - self._clock, now
+        self._spent += time.monotonic() - self._clock
         row: Row = {"step": self.step, "loss": sum(means.values()), **means, **self.subject.measured()}
         with torch.no_grad(), self.subject.measuring():
             for monitor in self.monitors:
@@ -255,6 +254,7 @@ class _Run:
         self._keep_best(row)
         if self.session.progress is not None and self.fabric.is_global_zero:
             self.session.progress(row)
+        self._clock = time.monotonic()  # measuring isn't learning
 
     def require_finite(self) -> None:
         """Refuse to go on, or to save, once a term, what is learned or the companion is NaN or infinite.

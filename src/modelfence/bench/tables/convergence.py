@@ -1,4 +1,4 @@
-"""Convergence: accuracies on source and target while the methods of the source-free setting learn."""
+"""Convergence: accuracies on source and target while the methods learn, and when the target is confined."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,19 +6,23 @@ from functools import partial
 from typing import Any
 
 from modelfence.bench import methods, paper
-from modelfence.bench.cells import Cell
+from modelfence.bench.cells import Cell, Record
 from modelfence.bench.figures import Curve, curves_figure
-from modelfence.bench.rendering import OPEN, Table, record_of, spread
+from modelfence.bench.rendering import OPEN, UNDEFINED, Table, record_of, spread
 from modelfence.bench.request import Request, Results
 from modelfence.bench.tables.kind import Built, Kind, cells_of, cost_note, pairs_of
 from modelfence.errors import InputError
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _EVERY = {"smoke": 5, "cpu": 25, "full": 25}
-_NOTE = (
+_NEAR_CHANCE, _KEPT = 0.05, 0.95
+_NOTES = (
     "Accuracies in percent on validation images that no method sees, after a share of its steps, mean ± standard "
-    "deviation over seeds. The paper's figure (MT -> US) has no numbers; its text says that SF-MAP keeps the balance "
-    "where NTL and CUTI forget the source."
+    "deviation over seeds. The paper's figure (MT -> US, source-free) has no numbers; its text says that SF-MAP keeps "
+    "the balance where NTL and CUTI forget the source.",
+    "Confined: every target at most 5 points above chance while the source keeps 95 % of its accuracy. The columns say "
+    "at which step, and after how many seconds of learning on one thread, that was first measured; NTL and CUTI go on "
+    "from the source model, whose own training isn't counted for any method.",
 )
 
 
@@ -67,29 +71,70 @@ def build(request: Request, results: Results) -> Built:
             mine = _cells(request, pair, method)
             made = results.of(mine)
             used += made
+            facts = {"table": request.name, "method": method, "source": pair[0], "targets": list(pair[1])}
+            when, times = _confined(made, pair, 1 / mine[0].classes)
+            records += [record_of(values, **facts, quantity=key) for key, values in times.items() if values]
             for name in (pair[0], *pair[1]):
                 found = [curve_of(record["history"], name) for record in made]
                 by_share = [[_at(curve, share) for curve in found] for share in _SHARES]
                 texts = [spread(values) if values else results.state(mine) or OPEN for values in by_share]
-                rows.append([paper.title(method), paper.short(name), *texts])
-                facts = {"table": request.name, "method": method, "domain": name}
+                rows.append([paper.title(method), paper.short(name), *texts, *(when if name == pair[0] else ["", ""])])
                 records += [
-                    record_of(values, **facts, share=share)
+                    record_of(values, **facts, domain=name, share=share)
                     for share, values in zip(_SHARES, by_share, strict=True)
                     if values
                 ]
                 if found:
                     curves.setdefault(paper.title(method), []).append((paper.short(name), name == pair[0], found[0]))
-    head = ["method", "domain", *(f"{share:.0%} of steps" for share in _SHARES)]
+    head = ["method", "domain", *(f"{share:.0%} of steps" for share in _SHARES), "confined at step", "s"]
     table = Table(
-        f"Convergence, {', '.join(request.what)}, budget {request.budget}",
+        f"Convergence, setting {request.setting}, {', '.join(request.what)}, budget {request.budget}",
         head,
         rows,
         texts=2,
-        notes=(_NOTE, cost_note(used)),
+        notes=(*_NOTES, cost_note(used)),
         records=records,
     )
     return Built(table, {"curves": partial(curves_figure, curves)} if curves else {})
+
+
+def _confined(
+    made: Sequence[Record], pair: tuple[str, tuple[str, ...]], chance: float
+) -> tuple[list[str], dict[str, list[float]]]:
+    """Return when a method first confined the model, as texts of two columns and as numbers over seeds."""
+    found = [confined_at(record, *pair, chance) for record in made]
+    steps, seconds = [one[0] for one in found if one], [one[1] for one in found if one]
+    times = {"confined at step": steps, "confined after seconds": seconds}
+    if len(steps) < len(made):
+        return [f"{len(steps)} of {len(made)}", UNDEFINED], times
+    return [spread(steps, scale=1, digits=0), spread(seconds, scale=1)], times
+
+
+def confined_at(record: Record, source: str, targets: Sequence[str], chance: float) -> tuple[float, float] | None:
+    """Return the step and the seconds at which a run first had its targets near chance and kept its source.
+
+    Args:
+        record: Of a run that watched the domains.
+        source: Its source.
+        targets: Its targets.
+        chance: Accuracy of guessing.
+
+    Example:
+        >>> rows = [{"step": 5, "seconds": 2.0, "watch:a": 0.9, "watch:b": 0.14}]
+        >>> scores = [{"name": "a", "before": {"accuracy": 0.92}}]
+        >>> confined_at({"history": rows, "evaluation": {"scores": scores}}, "a", ["b"], 0.1)
+        (5, 2.0)
+    """
+    score = next(one for one in record["evaluation"]["scores"] if one["name"] == source)
+    least = _KEPT * score["before"]["accuracy"]
+    for row in record["history"]:
+        accuracies = [row.get(f"watch:{name}") for name in (source, *targets)]
+        if None in accuracies:
+            continue
+        own, *others = accuracies
+        if own >= least and max(others) <= chance + _NEAR_CHANCE:
+            return row["step"], row["seconds"]
+    return None
 
 
 def curve_of(history: Sequence[Mapping[str, float | None]], domain: str) -> list[tuple[float, float]]:
@@ -115,4 +160,4 @@ def _at(curve: Sequence[tuple[float, float]], share: float) -> float:
     return reached[-1] if reached else curve[0][1]
 
 
-KIND = Kind("Convergence curves of the source-free methods.", ("sf",), methods.DEFAULTS.__getitem__, what, cells, build)
+KIND = Kind("Accuracies while the methods learn.", ("sf", "sa"), methods.DEFAULTS.__getitem__, what, cells, build)
