@@ -246,7 +246,7 @@ def test_unlearning_is_paced_by_what_is_forgotten():
 
 @pytest.mark.parametrize("terms", ["both", "source", "target"])
 def test_the_terms_are_those_of_the_equation(terms):
-    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, source_weight=3.0, restyled_weight=0.5)
+    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, source_weight=3.0)
     pixels = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
     logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
     labels = torch.randn(40, 10, generator=torch.Generator().manual_seed(2)).softmax(1)
@@ -255,7 +255,7 @@ def test_the_terms_are_those_of_the_equation(terms):
     )
     run = session()
     step = next(material._steps(examples, config, run, IMAGE, 0))
-    parts = material._parts(step, config, run)
+    parts = material._parts(step, config, run, 0.5)
     model = toy.trained("mlp")
     found: dict[str, float] = {}
     for part in parts:
@@ -278,6 +278,17 @@ def test_the_terms_are_those_of_the_equation(terms):
         each = -(wanted.double().numpy() * log_softmax(model(images))).sum(1)
         expected["target"] = -np.minimum(each, np.log(10) + 0.2).mean()
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("restyled", "weight"), [(0, 0.0), (10, 0.75), (40, 3.0), (80, 3.0)])
+def test_fewer_restyled_images_than_near_ones_weigh_less(monkeypatch, restyled, weight):
+    near = Examples("near", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.zeros(40, 10))
+    far = Examples("far", near.pixels[:1].expand(restyled, 1, 8, 8), torch.zeros(restyled, 10)) if restyled else None
+    found: list[float] = []
+    monkeypatch.setattr(material, "loss_of", lambda *_, restyled_weight, **__: found.append(restyled_weight))
+    monkeypatch.setattr(material, "learn_scores", lambda *_, loss, **__: loss(None, None, None))
+    material.learn_on(toy.trained(), SFMap(restyled_weight=3.0), session(), Material(near, {"t": near}, far), IMAGE)
+    assert found == [weight]
 
 
 def test_examples_are_drawn_with_their_answers():

@@ -113,8 +113,11 @@ def learn_on(
     rest = replace(material, near=near, targets={name: pair[0] for name, pair in split.items()})
     proxies = Proxies(near_aside, {name: pair[1] for name, pair in split.items()}, image)
 
+    far = 0 if material.restyled is None else len(material.restyled.pixels)
+    restyled_weight = config.restyled_weight * min(1.0, far / len(material.near.pixels))
+
     def loss(student: nn.Module, _: MaskedModel, step: Step) -> dict[str, Tensor]:
-        return loss_of(student, step, config, session, both=both)
+        return loss_of(student, step, config, session, both=both, restyled_weight=restyled_weight)
 
     def steps(start: int) -> Iterator[Step]:
         return _steps(rest, config, session, image, start)
@@ -150,7 +153,13 @@ def _steps(
 
 
 def loss_of(
-    student: nn.Module, step: Step, config: SyntheticConfig, session: Session, *, both: bool
+    student: nn.Module,
+    step: Step,
+    config: SyntheticConfig,
+    session: Session,
+    *,
+    both: bool,
+    restyled_weight: float = 0.0,
 ) -> dict[str, Tensor]:
     """Return the terms of Eq. 4 by name.
 
@@ -160,18 +169,20 @@ def loss_of(
         config: Weights, terms, tolerance.
         session: Whose processes share a batch.
         both: Also take them with batch statistics.
+        restyled_weight: Of the agreement on restyled images, if the step has any.
     """
-    weight = config.source_weight + (0.0 if step.restyled is None else config.restyled_weight)
-    return paced(terms_of(student, _parts(step, config, session), both=both), config, session, weight)
+    weight = config.source_weight + (0.0 if step.restyled is None else restyled_weight)
+    parts = _parts(step, config, session, restyled_weight)
+    return paced(terms_of(student, parts, both=both), config, session, weight)
 
 
-def _parts(step: Step, config: SyntheticConfig, session: Session) -> list[Part]:
+def _parts(step: Step, config: SyntheticConfig, session: Session, restyled_weight: float) -> list[Part]:
     """Return the parts of a step; restyled images go without batch statistics, which aren't those of the source."""
     parts = []
     if config.terms != "target":
         parts.append(Part("source", step.near[0], keeping(step.near[1], config.source_weight)))
         if step.restyled is not None:
-            far = keeping(step.restyled[1], config.restyled_weight)
+            far = keeping(step.restyled[1], restyled_weight)
             parts.append(Part("source", step.restyled[0], far, batch_mode=False))
     if config.terms != "source":
         share = 1 / len(step.targets)

@@ -49,7 +49,8 @@ class SyntheticConfig(AlternatingConfig):
         synthesis_batch: Images a step of those fits; with the recipe "paper", images a step that the generators learn
             from, both together. (No effect where real source images are given.)
         source_weight: Weight of the agreement with the original model on images near the source.
-        restyled_weight: The same on copies in random styles. (Default recipe.)
+        restyled_weight: The same on copies in random styles, in proportion to their number where there are fewer of
+            them than of images near the source. (Default recipe.)
         tolerance: Unlearning slows down in proportion as the student's disagreement with the original model on kept
             images (mean KL, in nats) nears this, and pauses above it; None never does.
         terms: "both"; or one alone, for ablation: "source" keeps, "target" unlearns.
@@ -65,7 +66,7 @@ class SyntheticConfig(AlternatingConfig):
             "ascent": 1.0,
             "limit": None,
             "clamp": "sample",
-            "source_weight": 2.0,
+            "source_weight": 4.0,
             "restyled_weight": 2.0,
         },
         "paper": {
@@ -81,7 +82,7 @@ class SyntheticConfig(AlternatingConfig):
 
     generated: Count = 2048
     translated: Count = 2048
-    generator_steps: Annotated[int, Field(ge=1)] = 100
+    generator_steps: Annotated[int, Field(ge=1)] = 250
     source_weight: Positive = 1.0
     restyled_weight: Positive = 1.0
     tolerance: Positive | None = None
