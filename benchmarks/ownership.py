@@ -2,9 +2,10 @@
 
 Marked: VGG11-BN source models learn a mask against their own images with the watermark (`SAMap()`, one seed a cell);
 two unmarked models of the same domain are the references of the claim. Unmarked: 20 small networks, five a digit
-domain, each with its own weights, order and training images; each is claimed to be marked, with another one as
-reference. Claims are tested on 100 test images, spread evenly, and on all; CUTI's mark for digits (value 80) beside
-NTL's (20), for the unmarked ones too. A finished cell is a file under results/ownership/ and isn't run twice.
+domain, each with its own weights, order and choice of 5,000 training images (of 7,291 for USPS); each is claimed to be
+marked, with another one as reference. Claims are tested on 100 test images, spread evenly, and on all; CUTI's mark for
+digits (value 80) beside NTL's (20), for the unmarked ones too. A finished cell is a file under results/ownership/ and
+isn't run twice.
 
     python benchmarks/ownership.py
     python benchmarks/ownership.py --seeds 1 2 --domains mnist usps
@@ -15,7 +16,7 @@ import time
 from dataclasses import asdict
 
 import torch
-from _common import RESULTS, WORK, cell, domains, image_spec, machine, source_model
+from _common import RESULTS, cell, domains, image_spec, machine, source_model
 
 import modelfence as mf
 from modelfence.models.autocast import resolve_precision
@@ -53,9 +54,7 @@ def measure_marked(domain, value, seed, network):
     learn, _, test = domains(domain, SIZE, 0)
     method = mf.SAMap(seed=seed, evaluate_every=100)
     start = time.time()
-    protected = mf.protect(
-        model, authorized=learn, ownership=mark, image=image, method=method, cache=WORK / "synthetic"
-    )
+    protected = mf.protect(model, authorized=learn, ownership=mark, image=image, method=method)
     seconds = time.time() - start
     precision = resolve_precision("auto")
     table = mf.evaluate(

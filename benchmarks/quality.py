@@ -123,7 +123,7 @@ def targets_of(made):
 def merge():
     """Summarize every folder of cells into one committed file."""
     rows = {}
-    for folder in sorted(path for path in CELLS.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in CELLS.iterdir() if any(path.glob("*.json"))):
         cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
         rows[folder.name] = summarize([one for made in cells for one in numbers_of(made)])
         print(folder.name, json.dumps(rows[folder.name]))

@@ -39,7 +39,7 @@ def percent(value):
 
 def quality():
     parts = []
-    for folder in sorted(path for path in CELLS.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in CELLS.iterdir() if any(path.glob("*.json"))):
         cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
         parts += [f"## {folder.name}\n", *summary(cells), "", *pairs(cells), ""]
     return parts

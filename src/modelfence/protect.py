@@ -220,7 +220,8 @@ def _held_out(
     """Keep a share of the domains apart to measure on; a method without labels sees to that itself."""
     if method.labels:
         return HeldOut.take(model, source, targets, share=config.held_out, seed=config.seed)
-    return HeldOut(check_images(model, targets), None, {}, source, targets)
+    every = {**targets, **({} if source is None else {source.name: source})}
+    return HeldOut(check_images(model, every), None, {}, source, targets)
 
 
 def _monitors(apart: HeldOut | None, watched: Watch | None) -> Monitor | None:

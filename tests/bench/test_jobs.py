@@ -1,10 +1,15 @@
 """Every kind of cell run for real, with two steps on small digits."""
 
+import dataclasses
+import errno
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.bench.fakes import cell as fake
 
+from modelfence import SAMap
+from modelfence.bench import jobs
 from modelfence.bench.cells import Cell
 from modelfence.bench.jobs import Worker
 from modelfence.bench.tables.catalog import KINDS, request
@@ -39,7 +44,9 @@ def cells(table: str, setting: str, *chosen: str) -> list[Cell]:
 )
 def test_a_pair(work: Path, setting: str, name: str) -> None:
     (one,) = cells("digits", setting, name)
-    record = Worker(work)(one)
+    worker = Worker(work)
+    record = worker(one)
+    worker.finished(one)
     table = Evaluation.from_dict(record["evaluation"])
     assert [score.name for score in table.scores] == ["sklearn_digits", "font_digits"]
     assert [score.images for score in table.scores] == [20, 20]
@@ -63,21 +70,54 @@ def test_rivals_get_the_images_of_the_method_without_source(work: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_damaged_state_fails_once(work: Path) -> None:
+@pytest.mark.parametrize("why", ["damaged", "other settings"])
+def test_a_state_that_can_t_be_used_is_said_and_replaced(work: Path, why: str) -> None:
     (one,) = cells("digits", "sa", "SAMap")
     state = work / "state" / one.name / "state.safetensors"
-    state.parent.mkdir(parents=True)
-    state.write_bytes(b"x")
-    with pytest.raises(ArtifactError):
+    if why == "damaged":
+        state.parent.mkdir(parents=True)
+        state.write_bytes(b"x")
+    else:
+        Worker(work)(dataclasses.replace(one, overrides=(*one.overrides, ("ascent", 0.7))))
+        assert state.exists()
+    said: list[str] = []
+    worker = Worker(work, said.append)
+    assert worker(one)["configuration"]["ascent"] == SAMap().ascent
+    assert [text for text in said if "its saved state can't be used" in text]
+    worker.finished(one)
+    assert not state.parent.exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_full_disk_leaves_the_state(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = cells("digits", "sa", "SAMap")
+    Worker(work)(one)
+    state = work / "state" / one.name / "state.safetensors"
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise ArtifactError("full") from OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jobs, "protect", full)
+    with pytest.raises(ArtifactError, match="full"):
         Worker(work)(one)
-    assert Worker(work)(one)["configuration"]["steps"] == 2
-    assert not (work / "state" / "smoke").exists()
+    assert state.exists()
+
+
+def test_a_state_in_use_by_another_process_is_left(work: Path) -> None:
+    (one,) = cells("digits", "sa", "SAMap")
+    other = work / "state" / f"{one.name}-other" / "state.safetensors"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    Worker(work).finished(one)
+    assert other.exists()
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_stopped_cell_goes_on_from_its_state(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = cells("digits", "sa", "SAMap:paper")
-    whole = Worker(work)(one)
+    worker = Worker(work)
+    whole = worker(one)
+    worker.finished(one)
     steps = []
     real = _Run.measure
 

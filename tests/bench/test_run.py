@@ -50,6 +50,14 @@ def test_from_an_empty_folder_to_tables_and_again(tmp_path: Path) -> None:
     assert (merged.exit_code, merged.stdout) == (0, first.stdout)
 
 
+@pytest.mark.parametrize("arguments", [["--methods", "--seeds", "0"], ["--seeds", "0", "--methods"]])
+def test_an_option_without_a_value_is_wrong_use(tmp_path: Path, arguments: list[str]) -> None:
+    result = bench("digits", *arguments, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "--methods" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("tiny")
 def test_shards_make_the_whole(tmp_path: Path) -> None:
     arguments = ["digits", *PAIR, "--methods", "SL", *QUICK, "--out", tmp_path]

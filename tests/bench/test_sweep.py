@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.fakes import cell
+from tests.bench.fakes import cell, result
 
+from modelfence import SAMap
 from modelfence.bench import cells as cells_module
 from modelfence.bench import sweep as sweep_module
 from modelfence.bench.cells import Cell, Cells
@@ -88,7 +89,8 @@ def test_a_cell_of_other_settings_is_recomputed_and_said_so(store: Cells) -> Non
     again = Maker()
     sweep([changed], store, again)
     assert again.asked == [0]
-    assert any("made with other settings (overrides [], now [['steps', 5]])" in line for line in lines)
+    said = "made with other settings (overrides [], now [['steps', 5]], configuration.steps 300, now 5)"
+    assert any(said in line for line in lines)
 
 
 def test_a_failing_cell_is_noted_and_the_others_go_on(store: Cells) -> None:
@@ -176,7 +178,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.bench.fakes import cell
+from tests.bench.fakes import cell, result
 from modelfence.bench.cells import Cells
 from modelfence.bench.sweep import sweep
 folder = Path(sys.argv[1])
@@ -213,3 +215,26 @@ def test_a_sweep_that_was_killed_outright_goes_on(tmp_path: Path) -> None:
     outcome = sweep([cell(seed=seed) for seed in range(6)], Cells(tmp_path / "cells"), make)
     assert (len(outcome.made), make.asked) == (6, [0, 1, 2, 3, 4, 5])
     assert not list(tmp_path.rglob("*.claim-*"))
+
+
+def test_a_finished_cell_is_told_once_its_result_is_kept(tmp_path: Path) -> None:
+    store = Cells(tmp_path)
+    told: list[tuple[int, bool]] = []
+
+    def make(one: Cell) -> dict[str, object]:
+        if one.seed:
+            raise InputError("no")
+        return result()
+
+    sweep(FIVE[:2], store, make, finished=lambda one: told.append((one.seed, store.read(one) is not None)))
+    assert told == [(0, True)]
+
+
+def test_a_result_of_other_defaults_is_not_taken_for_a_cell_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    store, one = Cells(tmp_path, said.append), cell()
+    store.save(one, result())
+    assert store.read(one) is not None
+    monkeypatch.setitem(SAMap.RECIPES["default"], "steps", 7)
+    assert store.read(one) is None
+    assert "configuration.steps 300, now 7" in said[-1]

@@ -129,7 +129,8 @@ def test_the_ablation_has_the_source_model_and_three_losses(tmp_path: Path) -> N
 def test_curves_and_shares_of_steps(tmp_path: Path) -> None:
     asked = request("convergence", budget="cpu", chosen=["SFMap"])
     history = [{"step": step, "watch:mnist": 0.9, "watch:usps": 1 - step / 200} for step in (25, 50, 75, 100)]
-    results = made(tmp_path, asked, lambda _: {**result(mnist=(0.9, 0.9), usps=(1.0, 0.5)), "history": history})
+    watched = {"watch:mnist": 0.9, "watch:usps": 1.0}
+    results = made(tmp_path, asked, lambda _: {**result(), "history": history, "watched_before": watched})
     built = KINDS["convergence"].build(asked, results)
     assert built.table.rows[0] == ["SF-MAP", "MT", "90.0", "90.0", "90.0", "90.0", "0 of 1", "-"]
     assert built.table.rows[1] == ["SF-MAP", "US", "87.5", "75.0", "62.5", "50.0", "", ""]
@@ -153,7 +154,7 @@ def test_when_a_method_first_confined_the_model(
         {"step": step, "seconds": step / 10, "watch:mnist": own, "watch:usps": one, "watch:svhn": other}
         for step, own, one, other in rows
     ]
-    record = {**result(mnist=(0.9, 0.9), usps=(0.8, 0.1), svhn=(0.5, 0.1)), "history": history}
+    record = {"watched_before": {"watch:mnist": 0.9}, "history": history}
     found = confined_at(record, "mnist", ["usps", "svhn"], 0.1)
     assert found == (None if step is None else (step, step / 10))
 
@@ -164,10 +165,26 @@ def test_the_time_to_confine_is_a_mean_over_seeds_that_all_did(tmp_path: Path) -
     def record(cell: Cell) -> dict[str, object]:
         lost = 0.5 if (cell.method, cell.seed) == ("NTL", 1) else 0.9
         history = [{"step": 25 + cell.seed, "seconds": 2.5 + cell.seed, "watch:mnist": lost, "watch:usps": 0.1}]
-        return {**result(mnist=(0.9, 0.9), usps=(0.8, 0.1)), "history": history}
+        return {**result(), "history": history, "watched_before": {"watch:mnist": 0.9}}
 
     table = KINDS["convergence"].build(asked, made(tmp_path, asked, record)).table
     assert [row[6:] for row in table.rows] == [["1 of 2", "-"], ["", ""], ["26 ± 1", "3.0 ± 0.7"], ["", ""]]
+    times = {(one["method"], one["quantity"]): one["mean"] for one in table.records if "quantity" in one}
+    assert times == {
+        ("NTL", "confined"): 0.5,
+        ("SAMap", "confined"): 1.0,
+        ("SAMap", "confined at step"): 25.5,
+        ("SAMap", "confined after seconds"): 3.0,
+    }
+
+
+def test_several_pairs_are_told_apart(tmp_path: Path) -> None:
+    asked = request("convergence", setting="sa", budget="cpu", chosen=["SAMap"], what=["mnist>usps", "usps>mnist"])
+    rows = [{"step": 25, "seconds": 2.0, "watch:mnist": 0.9, "watch:usps": 0.1}]
+    record = {**result(), "history": rows, "watched_before": {"watch:mnist": 0.9, "watch:usps": 0.9}}
+    built = KINDS["convergence"].build(asked, made(tmp_path, asked, lambda _: record))
+    assert [row[1] for row in built.table.rows] == ["MT, MT -> US", "US, MT -> US", "US, US -> MT", "MT, US -> MT"]
+    assert [row[6] for row in built.table.rows[::2]] == ["25 ± 0", "0 of 3"]
 
 
 @pytest.mark.parametrize("table", ["digits", "objects", "convergence", "tsne"])
@@ -177,8 +194,9 @@ def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
 
     def numbers(cell: Cell) -> dict[str, object]:
         names = (cell.source, *cell.targets)
-        history = [{"step": step, **{f"watch:{name}": 0.5 for name in names}} for step in (5, 10)]
-        return {**digits(cell), "history": history, "points": dict.fromkeys(names, points)}
+        watched = {f"watch:{name}": 0.5 for name in names}
+        history = [{"step": step, **watched} for step in (5, 10)]
+        return {**digits(cell), "history": history, "watched_before": watched, "points": dict.fromkeys(names, points)}
 
     figures = KINDS[table].build(asked, made(tmp_path, asked, numbers)).figures
     assert len(figures) == 1
@@ -202,6 +220,7 @@ def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
         ({"table": "digits", "budget": "cpu", "what": ["mnits>usps"]}, ["unknown domain 'mnits'", "'mnist'"]),
         ({"table": "digits", "budget": "cpu", "seeds": [-1]}, ["--seeds: -1"]),
         ({"table": "backbones", "budget": "cpu", "what": ["vgg12"]}, ["vgg12"]),
+        ({"table": "backbones", "budget": "cpu", "network": "vgg11"}, ["--network has no effect", "--networks"]),
         ({"table": "losses", "budget": "cpu", "chosen": ["SFMap", "NTL"]}, ["NTL has no setting 'terms'"]),
         ({"table": "losses", "budget": "cpu", "chosen": ["SL"]}, ["SL has no setting 'terms'"]),
         ({"table": "convergence", "budget": "cpu", "chosen": ["SL"]}, ["SL learns nothing"]),

@@ -9,9 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from modelfence.bench.budgets import Scale
+from modelfence.bench.budgets import Scale, budget
+from modelfence.bench.methods import SOURCE_MODEL, config_of
 from modelfence.errors import ModelfenceError
 from modelfence.files import atomic_write, parse_json, sha256
+from modelfence.methods.config import LearnConfig
+from modelfence.methods.registry import METHODS
 
 Record = dict[str, Any]
 Job = Literal["confine", "ownership", "features"]
@@ -61,6 +64,18 @@ class Cell:
         parts = (self.budget, f"{self.job}-{self.setting}", f"{self.network}-{self.size}", method, run)
         return "/".join(re.sub(r"[^\w.+=-]", "_", part) for part in parts)
 
+    @property
+    def configurations(self) -> dict[str, LearnConfig]:
+        """The method's configuration; for a rival in the source-free setting also that of the images it is fed with."""
+        if self.method == SOURCE_MODEL:
+            return {}
+        values = {**dict(self.overrides), **dict(self.options), "seed": self.seed}
+        found = {"configuration": config_of(self.method, values)}
+        if self.setting == "sf" and METHODS[type(found["configuration"])].labels:
+            values = {**budget(self.budget).overrides_of("SFMap"), "seed": self.seed}
+            found["images"] = config_of("SFMap", values)
+        return found
+
     def to_dict(self) -> Record:
         """Return JSON values."""
         return dict(json.loads(json.dumps(asdict(self))))
@@ -87,7 +102,7 @@ class Cells:
         found = read_record(path, self.announce)
         if found is None:
             return None
-        wanted = cell.to_dict()
+        wanted = _settings(cell)
         made = found.get("cell")
         if made != wanted:
             self.announce(f"{path}: made with other settings ({_differing(made, wanted)}); computed anew")
@@ -100,7 +115,7 @@ class Cells:
         Raises:
             ArtifactError: It can't be written.
         """
-        write_record(self.path(cell), {"format": FORMAT, "cell": cell.to_dict(), **result})
+        write_record(self.path(cell), {"format": FORMAT, "cell": _settings(cell), **result})
         self._failure(cell).unlink(missing_ok=True)
 
     def fail(self, cell: Cell, error: BaseException) -> None:
@@ -126,6 +141,14 @@ class Cells:
 
     def _failure(self, cell: Cell) -> Path:
         return self.folder / f"{cell.name}.failed"
+
+
+def _settings(cell: Cell) -> Record:
+    """Return a cell with all that its method's defaults are now, which tells it from results of other defaults."""
+    return {
+        **cell.to_dict(),
+        **json.loads(json.dumps({name: asdict(one) for name, one in cell.configurations.items()})),
+    }
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -171,5 +194,14 @@ def _digest(record: Record) -> str:
 def _differing(made: object, wanted: Record) -> str:
     if not isinstance(made, dict):
         return "it doesn't say which"
-    keys = [key for key in wanted if made.get(key) != wanted[key]]
-    return ", ".join(f"{key} {made.get(key)!r:.60}, now {wanted[key]!r:.60}" for key in keys) or "more of them"
+    old, new = _flat(made), _flat(wanted)
+    keys = [key for key in new if old.get(key) != new[key]]
+    return ", ".join(f"{key} {old.get(key)!r:.60}, now {new[key]!r:.60}" for key in keys) or "more of them"
+
+
+def _flat(settings: Record) -> Record:
+    """Return settings whose values that are mappings are settings of their own, with a point in their names."""
+    flat: Record = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

@@ -10,23 +10,21 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from modelfence.bench.budgets import budget
 from modelfence.bench.cells import Cell, Record
 from modelfence.bench.domains import Parts, image_spec, parts_of
 from modelfence.bench.machine import machine
-from modelfence.bench.methods import SOURCE_MODEL, config_of, known
+from modelfence.bench.methods import SOURCE_MODEL
 from modelfence.bench.ownership_job import claim, mark_of
 from modelfence.bench.pseudo_source import stand_ins
 from modelfence.bench.source_models import SourceModel, source_model
 from modelfence.bench.tsne import points_of
 from modelfence.data.domain import Domain
-from modelfence.errors import ArtifactError, InputError
+from modelfence.errors import InputError
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.table import evaluate
-from modelfence.methods.config import LearnConfig
-from modelfence.methods.registry import METHODS
 from modelfence.methods.sfmap import SFMap
 from modelfence.models.autocast import resolve_precision
+from modelfence.monitor import Watch
 from modelfence.protect import Protection, protect
 
 Announce = Callable[[str], None]
@@ -57,8 +55,11 @@ class Worker:
         model = self._source_model(cell, 0)
         parts = {name: parts_of(name, cell.size, cell.scale) for name in (cell.source, *cell.targets)}
         references = [] if cell.job != "ownership" else self._references(cell)
-        learned = None if cell.method == SOURCE_MODEL else self._learn(cell, model, parts)
+        watched = _watched(cell, parts)
+        learned = None if cell.method == SOURCE_MODEL else self._learn(cell, model, parts, watched)
         result = self._measured(cell, model, parts, learned, references)
+        if watched is not None:
+            result["watched_before"] = Watch.of(model, watched)(model)
         seconds = round(time.time() - start, 1)
         return {**result, "seconds": seconds, "machine": machine(), "line": f"{result['line']} | {seconds:.0f} s"}
 
@@ -70,36 +71,48 @@ class Worker:
         count = int(dict(cell.overrides)["references"])
         return [self._source_model(cell, seed) for seed in range(1, 1 + count)]
 
-    def _learn(self, cell: Cell, model: nn.Module, parts: dict[str, Parts]) -> Protection:
+    def _learn(
+        self, cell: Cell, model: nn.Module, parts: dict[str, Parts], watch: dict[str, Domain] | None
+    ) -> Protection:
         """Learn, going on from the state that a killed process left."""
-        config = config_of(cell.method, {**dict(cell.overrides), **dict(cell.options), "seed": cell.seed})
-        state = self.work / "state" / cell.name
-        given = self._given(cell, model, parts, config)
-        followed = "evaluate_every" in dict(cell.options)  # only convergence needs it
-        watch = {name: part.validation for name, part in parts.items()} if followed else None
+        config = cell.configurations["configuration"]
+        state = self._state(cell)
+        given = self._given(cell, model, parts)
         rest: dict[str, Any] = {"cache": self.work / "synthetic", "announce": self._warn(cell), "watch": watch}
         file = state / "state.safetensors"
+
+        def learn(*, resume: bool) -> Protection:
+            image = image_spec(cell.size)
+            return protect(model, image=image, method=config, output=state, resume=resume, **given, **rest)
+
+        if not file.exists():
+            return learn(resume=False)
         try:
-            learned = protect(
-                model,
-                image=image_spec(cell.size),
-                method=config,
-                output=state,
-                resume=file.exists(),
-                **given,
-                **rest,
-            )
-        except (InputError, ArtifactError):
-            file.unlink(missing_ok=True)  # of another version, or damaged: the next attempt starts anew
-            raise
-        _remove(state, self.work / "state")
-        return learned
+            return learn(resume=True)
+        except InputError as error:
+            if isinstance(error.__cause__, OSError):  # a full disk, say: what is saved is good
+                raise
+            self.announce(f"{cell.name}: its saved state can't be used ({error}); learned anew")
+        file.unlink(missing_ok=True)
+        return learn(resume=False)
 
     def _warn(self, cell: Cell) -> Announce:
         """Pass on warnings alone: many cells run at once."""
         return lambda text: self.announce(f"{cell.name}: {text}") if text.startswith("warning") else None
 
-    def _given(self, cell: Cell, model: nn.Module, parts: dict[str, Parts], config: LearnConfig) -> dict[str, Any]:
+    def finished(self, cell: Cell) -> None:
+        """Take away the saved state of a cell whose result is kept now, and folders that are empty then."""
+        root, state = self.work / "state", self._state(cell)
+        for path in sorted(state.rglob("*"), reverse=True):
+            _remove(path)
+        for one in (state, *state.parents):
+            if one == root or not _remove(one):
+                return
+
+    def _state(self, cell: Cell) -> Path:
+        return self.work / "state" / cell.name
+
+    def _given(self, cell: Cell, model: nn.Module, parts: dict[str, Parts]) -> dict[str, Any]:
         """Return what the setting gives to the method."""
         source = parts[cell.source].train
         if cell.job == "ownership":
@@ -109,9 +122,16 @@ class Worker:
             return {"authorized": source, "unauthorized": targets}
         if cell.setting == "df":
             return {}
-        if METHODS[type(config)].labels:
-            pool = cast("SFMap", config_of("SFMap", {**_pool(cell), "seed": cell.seed}))
-            made = stand_ins(model, targets, image_spec(cell.size), pool, cache=self.work / "synthetic")
+        if "images" in cell.configurations:
+            pool = cast("SFMap", cell.configurations["images"])
+            made = stand_ins(
+                model,
+                targets,
+                image_spec(cell.size),
+                pool,
+                cache=self.work / "synthetic",
+                announce=self._warn(cell),
+            )
             return {"authorized": made.authorized, "unauthorized": made.unauthorized}
         return {"unauthorized": targets}
 
@@ -157,6 +177,12 @@ def line(table: Evaluation) -> str:
     return " | ".join(shown)
 
 
+def _watched(cell: Cell, parts: dict[str, Parts]) -> dict[str, Domain] | None:
+    """Return the domains that are measured along the way: only convergence needs it."""
+    followed = "evaluate_every" in dict(cell.options)
+    return {name: part.validation for name, part in parts.items()} if followed else None
+
+
 def _facts(learned: Protection | None) -> Record:
     if learned is None:
         return {}
@@ -172,18 +198,10 @@ def _plain(value: float) -> float | None:
     return round(value, 5) if math.isfinite(value) else None
 
 
-def _pool(cell: Cell) -> dict[str, Any]:
-    """Return the budget's values for the images that all methods of the source-free table share."""
-    overrides = budget(cell.budget).overrides_of("SFMap")
-    fields = known()["SFMap"].__dataclass_fields__  # type: ignore[attr-defined]
-    return {key: value for key, value in overrides.items() if key in fields}
-
-
-def _remove(folder: Path, root: Path) -> None:
-    """Take away the state of a run that is finished, and folders that are empty then."""
-    for path in sorted(folder.rglob("*"), reverse=True):
+def _remove(path: Path) -> bool:
+    """Take away a file, or a folder if it is empty; False where it stays, as other processes may be using it."""
+    try:
         path.rmdir() if path.is_dir() else path.unlink()
-    for one in (folder, *folder.parents):
-        if one == root or not one.is_dir() or any(one.iterdir()):
-            return
-        one.rmdir()
+    except OSError:
+        return False
+    return True

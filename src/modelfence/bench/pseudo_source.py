@@ -1,5 +1,6 @@
 """What NTL and CUTI are given in the source-free table: the pseudo-source and pseudo-labels of SF-MAP."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ def stand_ins(
     config: SFMap,
     *,
     cache: Path | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> StandIns:
     """Make the domains that a method with labels is trained on in the source-free setting.
 
@@ -41,20 +43,25 @@ def stand_ins(
         image: What the model eats.
         config: How the images are made, and the seed.
         cache: Where they are kept.
+        announce: Told how it goes, and where the images look collapsed.
 
     Raises:
         InputError: No images would be made.
         NonFiniteError: A generator's loss became NaN or infinite.
     """
-    session = Session(fabric=default_fabric(config.precision), unauthorized=unauthorized, image=image, cache=cache)
+    fabric = default_fabric(config.precision)
+    session = Session(fabric=fabric, unauthorized=unauthorized, image=image, cache=cache, announce=announce)
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in unauthorized.items()}
     judge = judge_of(model, image, session)
-    pool = pseudo_source(model, config, session, judge, torch.cat(list(pixels.values())))
+    every = torch.cat(list(pixels.values()))
+    pool = pseudo_source(model, config, session, judge, every, restyled=config.restyled)
+    images = torch.cat(list(pool.parts.values()))
+    answers = torch.cat([pool.logits[name] for name in pool.parts]).argmax(1)
     targets: dict[str, Domain] = {
         name: domain_of(name, some, assumed_labels(judge, some, config).argmax(1), image)
         for name, some in pixels.items()
     }
-    return StandIns(domain_of("pseudo-source", pool.near, pool.near_logits.argmax(1), image), targets)
+    return StandIns(domain_of("pseudo-source", images, answers, image), targets)
 
 
 def domain_of(name: str, pixels: Tensor, labels: Tensor, image: ImageSpec) -> IndexedDomain:

@@ -111,7 +111,9 @@ def sweep_here(cells: Sequence[Cell], work: Path, began: float, announce: Announ
         ArtifactError: As :func:`run`.
         Interrupted: The same.
     """
-    return sweep(cells, Cells(work / CELLS, announce), Worker(work, announce), began=began, announce=announce)
+    worker = Worker(work, announce)
+    store = Cells(work / CELLS, announce)
+    return sweep(cells, store, worker, began=began, announce=announce, finished=worker.finished)
 
 
 def merge(work: Path, requests: Sequence[Request] | None = None) -> Merged:

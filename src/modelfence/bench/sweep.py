@@ -59,6 +59,7 @@ def sweep(
     *,
     began: float | None = None,
     announce: Callable[[str], None] = lambda _: None,
+    finished: Callable[[Cell], None] = lambda _: None,
 ) -> Outcome:
     """Run cells that aren't finished; what another process has claimed is left to it.
 
@@ -72,6 +73,7 @@ def sweep(
         began: When the sweep began (seconds since 1970), for processes that share one: a cell that failed since isn't
             tried again. By default now.
         announce: Told in one line how it goes.
+        finished: Told of every cell whose result is kept now.
 
     Returns:
         What became of them.
@@ -80,7 +82,7 @@ def sweep(
         ArtifactError: Results can't be written, or the disk is full; what is finished is kept.
         Interrupted: The user stopped it; what is finished is kept.
     """
-    run = _Sweep(store, make, time.time() if began is None else began, announce)
+    run = _Sweep(store, make, time.time() if began is None else began, announce, finished)
     left = list(dict.fromkeys(cells))
     while left:
         before = len(left)
@@ -102,9 +104,14 @@ class _Sweep:
     """
 
     def __init__(
-        self, store: Cells, make: Callable[[Cell], Record], began: float, announce: Callable[[str], None]
+        self,
+        store: Cells,
+        make: Callable[[Cell], Record],
+        began: float,
+        announce: Callable[[str], None],
+        finished: Callable[[Cell], None],
     ) -> None:
-        self.store, self.make, self.began, self.announce = store, make, began, announce
+        self.store, self.make, self.began, self.announce, self.finished = store, make, began, announce, finished
         self.outcome = Outcome()
         self.waits = False
 
@@ -143,6 +150,7 @@ class _Sweep:
             self.outcome.failed.append(cell)
             return True
         self.store.save(cell, result)
+        self.finished(cell)
         self.outcome.made.append(cell)
         self.announce(f"{cell.name}: {result.get('line', 'done')}")
         return True

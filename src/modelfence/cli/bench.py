@@ -18,12 +18,15 @@ class ManyValues(click.Command):
         """Repeat an option's name before each of its values."""
         known = {name for one in self.params for name in one.opts}
         spread: list[str] = []
-        current = ""
-        for text in args:
-            if text.startswith("-") and not text.lstrip("-").isdecimal():
-                current = text if text in _MANY and text in known else ""
-                spread += [] if current else [text]
+        current, values = "", 0
+        for text in [*args, ""]:
+            if text == "" or (text.startswith("-") and not text.lstrip("-").isdecimal()):
+                if current and not values:
+                    raise click.BadOptionUsage(current, f"{current} needs a value")
+                current, values = (text if text in _MANY and text in known else ""), 0
+                spread += [text] if text and not current else []
             else:
+                values += 1
                 spread += [current, text] if current else [text]
         return super().parse_args(ctx, spread)
 

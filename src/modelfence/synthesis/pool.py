@@ -113,7 +113,7 @@ def synthesize(
     generated: int = 2048,
     translated: int = 2048,
     restyled: int = 3072,
-    steps: int = 100,
+    steps: int = 250,
     batch_size: int = 64,
     seed: int = 0,
     announce: Announce | None = None,

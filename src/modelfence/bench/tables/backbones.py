@@ -7,6 +7,7 @@ from modelfence.bench.cells import Cell
 from modelfence.bench.request import Request, Results
 from modelfence.bench.tables.comparison import Line, compare
 from modelfence.bench.tables.kind import Built, Kind, cells_of
+from modelfence.errors import InputError
 from modelfence.models.zoo import require_known
 
 _SOURCE, _TARGET = "stl10", "cifar10"
@@ -42,8 +43,10 @@ def cells(request: Request) -> list[Cell]:
         request: What was asked for; ``what`` are networks.
 
     Raises:
-        InputError: There is no network of a name.
+        InputError: There is no network of a name, or one was asked for in place of the budget's.
     """
+    if request.network is not None:
+        raise InputError("backbones: --network has no effect there; choose the rows by --networks")
     for network in request.what:
         require_known(network)
     found = dict.fromkeys(cell for line in _lines(request) for cell in line.cells)

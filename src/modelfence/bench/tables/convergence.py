@@ -21,8 +21,8 @@ _NOTES = (
     "deviation over seeds. The paper's figure (MT -> US, source-free) has no numbers; its text says that SF-MAP keeps "
     "the balance where NTL and CUTI forget the source.",
     "Confined: every target at most 5 points above chance while the source keeps 95 % of its accuracy. The columns say "
-    "at which step, and after how many seconds of learning on one thread, that was first measured; NTL and CUTI go on "
-    "from the source model, whose own training isn't counted for any method.",
+    "at which step, and after how many seconds of learning, that was first measured: neither the training of the "
+    "source model, from which NTL and CUTI go on, nor the making of synthetic images before the first step is counted.",
 )
 
 
@@ -67,6 +67,8 @@ def build(request: Request, results: Results) -> Built:
     curves: dict[str, list[Curve]] = {}
     used: list[Any] = []
     for pair in pairs_of(request):
+        several = len(request.what) > 1
+        among = f", {paper.short(pair[0])} -> {'+'.join(map(paper.short, pair[1]))}" if several else ""
         for method in request.methods:
             mine = _cells(request, pair, method)
             made = results.of(mine)
@@ -78,14 +80,23 @@ def build(request: Request, results: Results) -> Built:
                 found = [curve_of(record["history"], name) for record in made]
                 by_share = [[_at(curve, share) for curve in found] for share in _SHARES]
                 texts = [spread(values) if values else results.state(mine) or OPEN for values in by_share]
-                rows.append([paper.title(method), paper.short(name), *texts, *(when if name == pair[0] else ["", ""])])
+                rows.append(
+                    [
+                        paper.title(method),
+                        f"{paper.short(name)}{among}",
+                        *texts,
+                        *(when if name == pair[0] else ["", ""]),
+                    ]
+                )
                 records += [
                     record_of(values, **facts, domain=name, share=share)
                     for share, values in zip(_SHARES, by_share, strict=True)
                     if values
                 ]
                 if found:
-                    curves.setdefault(paper.title(method), []).append((paper.short(name), name == pair[0], found[0]))
+                    curves.setdefault(f"{paper.title(method)}{among}", []).append(
+                        (paper.short(name), name == pair[0], found[0])
+                    )
     head = ["method", "domain", *(f"{share:.0%} of steps" for share in _SHARES), "confined at step", "s"]
     table = Table(
         f"Convergence, setting {request.setting}, {', '.join(request.what)}, budget {request.budget}",
@@ -104,9 +115,10 @@ def _confined(
     """Return when a method first confined the model, as texts of two columns and as numbers over seeds."""
     found = [confined_at(record, *pair, chance) for record in made]
     steps, seconds = [one[0] for one in found if one], [one[1] for one in found if one]
-    times = {"confined at step": steps, "confined after seconds": seconds}
+    times: dict[str, list[float]] = {"confined": [float(one is not None) for one in found]}
     if len(steps) < len(made):
         return [f"{len(steps)} of {len(made)}", UNDEFINED], times
+    times |= {"confined at step": steps, "confined after seconds": seconds}
     return [spread(steps, scale=1, digits=0), spread(seconds, scale=1)], times
 
 
@@ -121,12 +133,10 @@ def confined_at(record: Record, source: str, targets: Sequence[str], chance: flo
 
     Example:
         >>> rows = [{"step": 5, "seconds": 2.0, "watch:a": 0.9, "watch:b": 0.14}]
-        >>> scores = [{"name": "a", "before": {"accuracy": 0.92}}]
-        >>> confined_at({"history": rows, "evaluation": {"scores": scores}}, "a", ["b"], 0.1)
+        >>> confined_at({"history": rows, "watched_before": {"watch:a": 0.92}}, "a", ["b"], 0.1)
         (5, 2.0)
     """
-    score = next(one for one in record["evaluation"]["scores"] if one["name"] == source)
-    least = _KEPT * score["before"]["accuracy"]
+    least = _KEPT * record["watched_before"][f"watch:{source}"]
     for row in record["history"]:
         accuracies = [row.get(f"watch:{name}") for name in (source, *targets)]
         if None in accuracies:

@@ -79,7 +79,10 @@ def build(request: Request, results: Results) -> Built:
                     records.append(record_of(values, table=request.name, method=method, domain=name))
             rows.append([paper.title(method), " -> ".join(map(paper.short, (pair[0], *pair[1]))), *texts])
             if made:
-                panels[paper.title(method)] = {paper.short(name): one for name, one in made[0]["points"].items()}
+                among = f", {rows[-1][1]}" if len(request.what) > 1 else ""
+                panels[f"{paper.title(method)}{among}"] = {
+                    paper.short(name): one for name, one in made[0]["points"].items()
+                }
     table = Table(
         f"t-SNE, budget {request.budget}",
         ["method", "pair", "source: agreement", "target: agreement"],
