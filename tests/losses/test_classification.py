@@ -198,3 +198,39 @@ def test_the_clamp_is_that_of_the_joint_mean(halves):
     assert [half[index][0] for half in halves] == [1.0, 1.0]
     index = SETTINGS.index(("anchors", 1.0, "sample"))
     assert sum(half[index][0] for half in halves) / 2 == pytest.approx(0.75)
+
+
+def mutual_information(logits: Tensor) -> float:
+    """Entropy of the mean answer less the mean entropy of the answers."""
+    each = np.exp(log_softmax(logits.detach().double().numpy()))
+    mean = each.mean(axis=0)
+    return float((each * np.log(each)).sum(axis=1).mean() - (mean * np.log(mean)).sum())
+
+
+def test_dependence_is_mutual_information(classification, logits):
+    found = classification.dependence(logits)
+    assert found.item() == pytest.approx(mutual_information(logits), rel=1e-4)
+    assert found.item() > 0.1
+    assert classification.dependence(logits[:1].expand(5, 4)).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_dependence_has_the_gradient_of_mutual_information(classification, logits):
+    """The mean answer is taken as a constant in it; finite differences of the whole say whether that is right."""
+    leaf = logits.clone().requires_grad_(True)
+    classification.dependence(leaf).backward()
+    step = 1e-4
+    expected = torch.zeros_like(logits, dtype=torch.float64)
+    for index in np.ndindex(*logits.shape):
+        more, less = logits.double().clone(), logits.double().clone()
+        more[index] += step
+        less[index] -= step
+        expected[index] = (mutual_information(more) - mutual_information(less)) / (2 * step)
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_dependence_takes_the_mean_answer_of_all_processes(classification, logits):
+    other = torch.randn(6, 4)
+    joint = torch.cat([logits, other]).softmax(1).mean(0)
+    parts = [classification.dependence(part, mean_over_processes=lambda _: joint) for part in (logits, other)]
+    assert (sum(parts) / 2).item() == pytest.approx(mutual_information(torch.cat([logits, other])), rel=1e-4)

@@ -246,7 +246,7 @@ def test_unlearning_is_paced_by_what_is_forgotten():
 
 @pytest.mark.parametrize("terms", ["both", "source", "target"])
 def test_the_terms_are_those_of_the_equation(terms):
-    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, source_weight=3.0)
+    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, source_weight=3.0, dependence_weight=0.0)
     pixels = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
     logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
     labels = torch.randn(40, 10, generator=torch.Generator().manual_seed(2)).softmax(1)
@@ -278,6 +278,17 @@ def test_the_terms_are_those_of_the_equation(terms):
         each = -(wanted.double().numpy() * log_softmax(model(images))).sum(1)
         expected["target"] = -np.minimum(each, np.log(10) + 0.2).mean()
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_dependence_of_answers_is_added_to_what_is_unlearned():
+    logits, labels = torch.randn(6, 4), torch.randn(6, 4).softmax(1)
+    config = SFMap(dependence_weight=3.0)
+    apart = material.forgetting(labels, SFMap(dependence_weight=0.0), session(), 0.5)(logits)
+    found = material.forgetting(labels, config, session(), 0.5)(logits)
+    each = logits.double().softmax(1).numpy()
+    mean = each.mean(axis=0)
+    dependence = (each * np.log(each)).sum(axis=1).mean() - (mean * np.log(mean)).sum()
+    assert found.item() - apart.item() == pytest.approx(0.5 * 3.0 * dependence, rel=1e-4)
 
 
 @pytest.mark.parametrize(("restyled", "weight"), [(0, 0.0), (10, 0.75), (40, 3.0), (80, 3.0)])

@@ -98,3 +98,33 @@ def clamped_ascent(
     mean = each.mean()
     joint = mean.detach() if mean_over_processes is None else mean_over_processes(mean.detach().clone())
     return mean.new_full((), limit).where(joint >= limit, mean)  # NaN passes, so that it is noticed
+
+
+def dependence(
+    logits: Float[Tensor, "images classes"],
+    *,
+    mean_over_processes: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, ""]:
+    r"""How much the answers depend on the images: mutual information, ``mean_i KL(p_i || mean_j p_j)``.
+
+    It is 0 where all images get the same answer, whatever that is, so that accuracy is at chance; no labels are needed.
+    The mean answer is taken as a constant, which leaves the gradient as it is: probabilities sum to 1.
+
+    Args:
+        logits: Shape (N, K), unnormalized.
+        mean_over_processes: Averages a tensor over processes, so that the mean answer is that of the joint batch.
+
+    Returns:
+        A scalar in nats, from 0 to the log of the number of classes.
+
+    Source: this project's, not the paper's; mutual information of answer and image as in Bridle et al. (NIPS 1991).
+
+    Example:
+        >>> import torch
+        >>> round(dependence(torch.tensor([[100.0, 0.0], [0.0, 100.0]])).item(), 4), dependence(torch.ones(2, 2)).item()
+        (0.6931, 0.0)
+    """
+    each = F.log_softmax(logits.float(), dim=1)
+    mean = each.detach().exp().mean(dim=0)
+    joint = mean if mean_over_processes is None else mean_over_processes(mean)
+    return (each.exp() * (each - joint.clamp_min(1e-12).log())).sum(dim=1).mean()

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.image_spec import ImageSpec
-from modelfence.losses.classification import distillation
+from modelfence.errors import InputError
+from modelfence.losses.classification import dependence, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.labelled import shares
@@ -39,7 +40,13 @@ class Examples:
     answers: Tensor
 
     def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
-        """Return the examples without a random share of them, and that share; at least one on each side."""
+        """Return the examples without a random share of them, and that share; at least one on each side.
+
+        Raises:
+            InputError: There is only one.
+        """
+        if len(self.pixels) < 2:
+            raise InputError(f"{self.name}: 1 image; two are needed, one of them to measure on (or held_out=0)")
         aside = min(max(1, round(share * len(self.pixels))), len(self.pixels) - 1)
         order = torch.randperm(len(self.pixels), generator=torch.Generator().manual_seed(seed))
         rest, held_out = order[aside:], order[:aside]
@@ -108,10 +115,12 @@ def learn_on(
         Interrupted: The run was stopped; its state was saved.
     """
     both = batch_mode(model, config)
-    near, near_aside = material.near.split(config.held_out, config.seed)
-    split = {name: examples.split(config.held_out, config.seed) for name, examples in material.targets.items()}
-    rest = replace(material, near=near, targets={name: pair[0] for name, pair in split.items()})
-    proxies = Proxies(near_aside, {name: pair[1] for name, pair in split.items()}, image)
+    rest, proxies = material, None
+    if config.held_out:
+        near, near_aside = material.near.split(config.held_out, config.seed)
+        split = {name: examples.split(config.held_out, config.seed) for name, examples in material.targets.items()}
+        rest = replace(material, near=near, targets={name: pair[0] for name, pair in split.items()})
+        proxies = Proxies(near_aside, {name: pair[1] for name, pair in split.items()}, image)
 
     far = 0 if material.restyled is None else len(material.restyled.pixels)
     restyled_weight = config.restyled_weight * min(1.0, far / len(material.near.pixels))
@@ -186,10 +195,21 @@ def _parts(step: Step, config: SyntheticConfig, session: Session, restyled_weigh
             parts.append(Part("source", step.restyled[0], far, batch_mode=False))
     if config.terms != "source":
         share = 1 / len(step.targets)
-        parts += [
-            Part("target", images, unlearning(labels, config, session, share=share)) for images, labels in step.targets
-        ]
+        parts += [Part("target", images, forgetting(labels, config, session, share)) for images, labels in step.targets]
     return parts
+
+
+def forgetting(labels: Tensor, config: SyntheticConfig, session: Session, share: float) -> Callable[[Tensor], Tensor]:
+    """Return the term that unlearns the labels (N, K), and the answers' dependence on the images."""
+    unlearn = unlearning(labels, config, session, share=share)
+    weight = share * config.dependence_weight
+    if weight == 0:
+        return unlearn
+    return lambda logits: (
+        unlearn(logits)
+        + weight
+        * dependence(logits, mean_over_processes=lambda value: cast("Tensor", session.fabric.all_reduce(value)))
+    )
 
 
 def keeping(teacher: Tensor, weight: float) -> Callable[[Tensor], Tensor]:
