@@ -106,8 +106,62 @@ def speed():
         )
 
 
+def source_free():
+    """What a source-free run costs."""
+    path = RESULTS / "source_free.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text())
+    machine, floor = found["machine"], found["fine-tuning"]
+    yield "## Cost of a source-free run\n"
+    yield (
+        f"`python benchmarks/source_free.py`: {found['network']}, {found['size']} px, from end to end. "
+        f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}. Peak memory is that of the "
+        f"run over that of fine-tuning ({floor['peak_bytes'] / 2**20:.0f} MiB). Stages in seconds; backward and "
+        "forward passes are those of learning and of making images together.\n"
+    )
+    stages = [*found["runs"][0]["stages"], *found["runs"][0]["within"]]
+    yield f"| source > target | seconds | peak memory | {' | '.join(stages)} |"
+    yield f"| --- |{' ---: |' * (2 + len(stages))}"
+    for run in found["runs"]:
+        spent = {**run["stages"], **run["within"]}
+        shown = " | ".join(f"{spent[name]:.0f}" for name in stages)
+        yield f"| {run['source']} > {run['target']} | {run['seconds']:.0f} | {run['peak_ratio']:.2f} x | {shown} |"
+
+
+def ownership():
+    """Marked models, and models without the mark."""
+    cells = [json.loads(path.read_text()) for path in sorted((RESULTS / "ownership").rglob("*.json"))]
+    if not cells:
+        return
+    yield "\n## Ownership\n"
+    yield "`python benchmarks/ownership.py`; accuracies in percent on all test images, p of the claim on 100 and on all"
+    yield "of them, with unmarked models of the same domain as references.\n"
+    yield "| | network | domain | mark | seed | clean | marked | gap | source drop, % | p of 100 | p of all | holds |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    for made in sorted(cells, key=lambda one: (one["kind"], one["domain"], one["mark"]["value"], one["seed"])):
+        few, whole = made["claims"]["of 100"], made["claims"]["of all"]
+        drop = "-"
+        if made["kind"] == "marked":
+            (score,) = made["evaluation"]["scores"]
+            before = score["before"]["accuracy"]
+            drop = f"{100 * (before - score['accuracy']) / before:.2f}"
+        shown = [percent(whole[key]) for key in ("accuracy_clean", "accuracy_marked", "gap")]
+        p = [f"{one['p_value']:.1e}" for one in (few, whole)]
+        facts = [made["kind"], made["network"], made["domain"], made["mark"]["value"], made["seed"]]
+        holds = "yes" if few["holds"] and whole["holds"] else "no"
+        yield "| " + " | ".join(map(str, [*facts, *shown, drop, *p, holds])) + " |"
+    yield ""
+
+
+def rivals():
+    """Tables of ``modelfence bench`` that are committed."""
+    for path in sorted((RESULTS / "bench").glob("*.md")):
+        yield path.read_text().replace("### ", "## ", 1).rstrip() + "\n"
+
+
 def main():
-    text = "\n".join([HEAD, *speed(), "", *quality()])
+    text = "\n".join([HEAD, *speed(), "", *source_free(), *ownership(), *rivals(), *quality()])
     atomic_write(PAGE, text.rstrip() + "\n")
     print(PAGE)
 
