@@ -69,7 +69,7 @@ class SyntheticConfig(AlternatingConfig):
             "ascent": 1.0,
             "limit": None,
             "clamp": "sample",
-            "source_weight": 4.0,
+            "source_weight": 8.0,
             "restyled_weight": 2.0,
             "dependence_weight": 1.0,
         },
