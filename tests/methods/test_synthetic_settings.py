@@ -302,6 +302,18 @@ def test_fewer_restyled_images_than_near_ones_weigh_less(monkeypatch, restyled, 
     assert found == [weight]
 
 
+def test_nothing_is_measured_where_nothing_is_held_out():
+    method = SFMap(**{**SOURCE_FREE, "held_out": 0.0})
+    result = protect(toy.trained(), unauthorized=target(), image=IMAGE, method=method)
+    assert result.history
+    assert not [key for row in result.history for key in row if "agreement" in key or key == "gap"]
+
+
+def test_a_single_image_has_none_to_keep_apart():
+    with pytest.raises(InputError, match="far: 1 image; two are needed"):
+        Examples("far", torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, 10)).split(0.1, 0)
+
+
 def test_examples_are_drawn_with_their_answers():
     pixels = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 1, 8, 8).contiguous()
     examples = Examples("numbered", pixels, torch.arange(20.0).view(20, 1))

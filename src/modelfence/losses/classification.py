@@ -107,7 +107,7 @@ def dependence(
 ) -> Float[Tensor, ""]:
     r"""How much the answers depend on the images: mutual information, ``mean_i KL(p_i || mean_j p_j)``.
 
-    It is 0 where all images get the same answer, whatever that is, so that accuracy is at chance; no labels are needed.
+    It is 0 where all images get the same answer, whatever that is, so that balanced accuracy is at chance; no labels.
     The mean answer is taken as a constant, which leaves the gradient as it is: probabilities sum to 1.
 
     Args:
