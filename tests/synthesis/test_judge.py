@@ -18,12 +18,14 @@ def test_what_it_says_does_not_depend_on_the_parts(monkeypatch, norm):
     model = classifier(norm=norm)
     before = digest_of(model)
     judge = Judge(model, IMAGE)
-    logits, distances = judge.logits(pixels()), judge.distances(pixels())
+    logits, distances = judge.logits(pixels()), judge.distances(pixels(), 6)
     monkeypatch.setattr(module, "_PIXELS", 7 * 256)
     assert judge.at_once(1000) == 7
     torch.testing.assert_close(judge.logits(pixels()), logits)
     if norm:
-        torch.testing.assert_close(judge.distances(pixels()), distances)
+        torch.testing.assert_close(judge.distances(pixels(), 6), distances)
+        expected = [judge.distance(pixels()[first : first + 6]) for first in range(0, len(pixels()) - 5, 6)]
+        assert distances.tolist() == pytest.approx(expected)
         monkeypatch.undo()
         assert judge.distance(pixels()[:7]) != judge.distance(pixels())
         monkeypatch.setattr(module, "_PIXELS", 7 * 256)

@@ -6,11 +6,12 @@ from tests.synthesis.toy import spec
 from torch import Tensor, nn
 
 from modelfence.errors import InputError
+from modelfence.synthesis import neighbours as module
 from modelfence.synthesis.judge import Judge
-from modelfence.synthesis.neighbours import neighbours
 from modelfence.synthesis.pool import PseudoSource, synthesize
 from modelfence.synthesis.pseudo_labels import pseudo_labels
 from modelfence.synthesis.restyling import recognized, restyle
+from modelfence.synthesis.styles import random_style
 
 IMAGE = spec(channels=1, height=16)
 
@@ -117,16 +118,39 @@ def test_restyled_copies_are_images_that_keep_their_class():
     assert torch.equal(copies, restyle(judge, pixels(), 120, seed=0))
 
 
-def test_neighbours_are_sorted_by_their_distance():
+@pytest.mark.parametrize("norm", [True, False])
+def test_neighbours_are_sorted_by_how_far_their_style_is(monkeypatch, norm):
+    judge, near, styled = Judge(classifier(norm=norm), IMAGE), pixels()[:16], []
+
+    def style(images, generator):
+        styled.append(random_style(images, generator))
+        return styled[-1]
+
+    monkeypatch.setattr(module, "random_style", style)
+    monkeypatch.setattr(module, "recognized", lambda before, after: before == after)
+    monkeypatch.setattr(module, "_PART", 48)
+    found = module.neighbours(judge, pixels(), 330, near=near, quantile=0.5, seed=0)
+    assert [len(part) for part in styled] == [48] * 6 + [32]  # whole groups: 320
+    inside, outside = [], []
+    for group in (torch.cat(styled) * 255).round().to(torch.uint8).split(16):
+        distance = judge.distance(group)
+        far = distance is None or distance > judge.distance(near)  # one group near the source: its quantiles are it
+        (outside if far else inside).append(group)
+    known, expected = judge.logits(found.outside).argmax(1), torch.cat(outside)
+    assert torch.equal(known, found.labels)
+    rows = {image.numpy().tobytes() for image in expected}
+    assert 0 < len(found.outside) < len(expected)  # the others weren't recognized
+    assert all(image.numpy().tobytes() in rows for image in found.outside)
+    assert (len(inside) > 0) is norm
+    assert (len(found.inside) > 0) is norm
+    rows = {image.numpy().tobytes() for group in inside for image in group}
+    assert all(image.numpy().tobytes() in rows for image in found.inside)
+
+
+def test_few_images_near_the_source_make_a_group():
     judge = Judge(classifier(), IMAGE)
-    found = neighbours(judge, pixels(), 300, near=pixels(), quantile=0.5, seed=0)
-    usual, outside = judge.distances(pixels()), judge.distances(found.outside)
-    assert usual is not None
-    assert outside is not None
-    assert (outside > usual.quantile(0.5)).all()
-    assert torch.equal(judge.logits(found.outside).argmax(1), found.labels)
-    plain = neighbours(Judge(classifier(norm=False), IMAGE), pixels(), 100, near=pixels(), quantile=0.5, seed=0)
-    assert len(plain.inside) == 0
+    found = module.neighbours(judge, pixels(), 320, near=pixels()[:5], quantile=0.5, seed=0)
+    assert len(found.outside)
 
 
 def test_the_logits_go_with_the_images():

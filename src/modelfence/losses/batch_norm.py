@@ -15,12 +15,8 @@ class BatchNormDistance(TorchFunctionMode):
     look like those to the network (DeepInversion, CVPR 2020, uses the sum of norms; here the distances are relative
     to the spread, so that layers and networks count alike). No flag and no buffer is touched.
 
-    Args:
-        each: Compare every image by itself, by the mean of every channel over its pixels, instead of the batch by
-            mean and deviation.
-
     Attributes:
-        layers: One distance a layer that was run, differentiable in the images: a scalar, or (N,) with ``each``.
+        layers: One distance a layer that was run, a scalar, differentiable in the images.
 
     Example:
         >>> norm = torch.nn.BatchNorm1d(1).eval()
@@ -30,9 +26,8 @@ class BatchNormDistance(TorchFunctionMode):
         4.0
     """
 
-    def __init__(self, *, each: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.each = each
         self.layers: list[Tensor] = []
 
     def __torch_function__(
@@ -48,14 +43,10 @@ class BatchNormDistance(TorchFunctionMode):
     ) -> None:
         if running_mean is None or running_var is None:
             return
-        if self.each:
-            means = input.float().flatten(2).mean(2) if input.ndim > 2 else input.float()
-            self.layers.append((means - running_mean).square().mean(1) / (running_var.mean() + 1e-12))
-        else:
-            self.layers.append(relative_distance(*channel_moments(input), running_mean, running_var.sqrt()))
+        self.layers.append(relative_distance(*channel_moments(input), running_mean, running_var.sqrt()))
 
     def total(self) -> Tensor:
-        """Return the mean over the layers, at least 0: a scalar, or (N,) with ``each``.
+        """Return the mean over the layers, a scalar of at least 0.
 
         Raises:
             ValueError: No layer with running statistics was run.

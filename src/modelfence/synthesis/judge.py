@@ -115,17 +115,16 @@ class Judge:
         found = self(self.normalized(pixels[torch.arange(count) * len(pixels) // count])).distance
         return None if found is None else float(found)
 
-    @torch.no_grad()
-    def distances(self, pixels: Tensor) -> Tensor | None:
-        """Return how far every image (N, C, H, W), uint8, is from the BatchNorm statistics: (N,), or None."""
-        if not self.batch_norm:
-            return None
-        parts = []
-        for part in torch.split(pixels, self.at_once(_BATCH)):
-            with self.autocast(), BatchNormDistance(each=True) as found:
-                self._model(self.normalized(part))
-            parts.append(found.total().cpu())
-        return torch.cat(parts)
+    def distances(self, pixels: Tensor, group: int) -> Tensor | None:
+        """Return the BatchNorm distance of every ``group`` images in a row, each as a batch: (N // group,), or None.
+
+        Args:
+            pixels: uint8 (N, C, H, W); what is beyond the last whole group is left out.
+            group: Images in a group.
+        """
+        whole = torch.split(pixels[: len(pixels) // group * group], group)
+        found = [self.distance(part) for part in whole]
+        return torch.tensor(found) if self.batch_norm else None
 
     def normalized(self, pixels: Tensor) -> Tensor:
         """Move uint8 pixels (N, C, H, W) to the device and make them what the classifier eats."""

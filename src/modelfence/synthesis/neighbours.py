@@ -7,13 +7,13 @@ from torch import Tensor
 
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.restyling import chosen, recognized
-from modelfence.synthesis.styles import random_style
+from modelfence.synthesis.styles import GROUP, random_style
 
-_PART, _STYLE = 512, 16  # images styled at once, at most; those that share a style
+_PART = 512  # images styled at once, at most
 
 
 class Neighbours(NamedTuple):
-    """Styled copies that keep the class of their originals, by how far they are from the source.
+    """Styled copies that keep the class of their originals, by how far their style is from the source.
 
     Attributes:
         outside: To be unlearned, uint8 (N, C, H, W).
@@ -30,30 +30,40 @@ def neighbours(judge: Judge, pixels: Tensor, count: int, *, near: Tensor, quanti
     """Style images at random, and sort the copies.
 
     A copy counts where the classifier recognizes it (see :func:`recognized`): there the style is another and the
-    content is known, as in an unauthorized domain that the classifier works on. With BatchNorm a copy is outside where
-    it is farther from the running statistics than most images near the source; without, every copy is outside.
+    content is known, as in an unauthorized domain that the classifier works on. With BatchNorm a style is outside where
+    its images together are farther from the running statistics than most groups of so many images near the source (a
+    single image tells little: half of USPS is no farther from MNIST than a tenth of MNIST itself); without, every
+    style is outside.
 
     Args:
         judge: The classifier.
         pixels: Originals, uint8 (M, C, H, W).
-        count: Copies to make; the originals are taken in turn.
-        near: Images near the source, uint8.
-        quantile: Share of the near images, in 0..1, that a copy must be farther away than.
+        count: Copies to make, rounded down to whole groups of 16 that share a style; the originals are taken in turn.
+        near: Images near the source, uint8, at least 1.
+        quantile: Share of the groups of near images, in 0..1, that a style must be farther away than.
         seed: Of the styles.
     """
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(pixels), generator=generator)
-    copies, before, after = [], [], []
-    size = max(_STYLE, judge.at_once(_PART) // _STYLE * _STYLE)
-    for rows in torch.split(order[torch.arange(count) % len(pixels)], size):
+    usual = judge.distances(near[_in_turn(near, max(len(near), GROUP), generator)], GROUP)
+    copies, before, after, far = [], [], [], []
+    size = max(GROUP, judge.at_once(_PART) // GROUP * GROUP)
+    for rows in torch.split(_in_turn(pixels, count, generator), size):
         styled = (random_style(pixels[rows].float() / 255, generator) * 255).round().to(torch.uint8)
         copies.append(styled)
         before.append(judge.logits(pixels[rows]).argmax(1))
         after.append(judge.logits(styled).argmax(1))
-    known = recognized(torch.cat(before), torch.cat(after))
-    found, classes = chosen(copies, known), torch.cat(before)[known]
-    distances, usual = judge.distances(found), judge.distances(near)
-    if distances is None or usual is None:
-        return Neighbours(found, classes, found[:0])
-    outside = distances > usual.quantile(quantile)
-    return Neighbours(found[outside], classes[outside], found[~outside])
+        distances = judge.distances(styled, GROUP)
+        if usual is None or distances is None:
+            far.append(torch.ones(len(styled), dtype=torch.bool))
+        else:
+            far.append((distances > usual.quantile(quantile)).repeat_interleave(GROUP))
+    known, outside = recognized(torch.cat(before), torch.cat(after)), torch.cat(far)
+    return Neighbours(
+        chosen(copies, known & outside), torch.cat(before)[known & outside], chosen(copies, known & ~outside)
+    )
+
+
+def _in_turn(pixels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return rows of images in random order, again where there are fewer; as many as make whole groups."""
+    order = torch.randperm(len(pixels), generator=generator)
+    return order[torch.arange(count // GROUP * GROUP) % len(pixels)]

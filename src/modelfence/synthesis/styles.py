@@ -16,7 +16,9 @@ from modelfence.synthesis.warp import warp
 Style = Callable[[Tensor, torch.Generator], Tensor]
 """From images (N, C, H, W) on the scale 0..1 and a source of randomness to images of the same shape and scale."""
 
-_GROUP = 16  # images that get the same styles
+GROUP = 16
+"""Images in a row that get the same styles."""
+
 _SIDE = 32  # pixels, for which the lengths below are given
 
 
@@ -167,7 +169,7 @@ def random_style(images: Tensor, generator: torch.Generator, count: tuple[int, i
     if not 1 <= least <= most <= len(usable):
         raise InputError(f"random style: count is {count}; two numbers from 1 to {len(usable)}, the smaller first")
     groups = []
-    for group in torch.split(images, _GROUP):
+    for group in torch.split(images, GROUP):
         styled = group
         for index in order(generator, len(usable))[: whole(generator, least, most)]:
             styled = usable[index](styled, generator)
