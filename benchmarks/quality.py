@@ -1,7 +1,7 @@
 """How well masks keep the source and close the target: ordered pairs of domains, several seeds.
 
 Settings: "sa" (source-available, SAMap) and "sf" (source-free, SFMap) learn one mask a pair, "df" (data-free, DFMap)
-one mask against all other domains of the family. One cell is one mask: source, targets, recipe, network and seed; it is
+and "so" (source only, DFMap with unlabelled source images) one mask against all other domains of the family. One cell is one mask: source, targets, recipe, network and seed; it is
 a file under results/quality/, and a finished cell isn't run twice. The source models are trained once (seed 0) and
 shared; the seed is that of the mask's learning, and of the synthesis. Closure is taken on balanced
 accuracy, drops on both. --merge writes the summary, results/quality.json.
@@ -40,7 +40,7 @@ FAMILIES = {
 }
 
 
-SETTINGS = {"sa": mf.SAMap, "sf": mf.SFMap, "df": mf.DFMap}
+SETTINGS = {"sa": mf.SAMap, "sf": mf.SFMap, "df": mf.DFMap, "so": mf.DFMap}
 CELLS = RESULTS / "quality"
 
 
@@ -56,8 +56,8 @@ def measure(options, source, targets, seed):
     start = time.time()
     protected = mf.protect(
         model,
-        authorized=learn[source] if options.setting == "sa" else None,
-        unauthorized=None if options.setting == "df" else {name: learn[name] for name in targets},
+        authorized=learn[source] if options.setting in ("sa", "so") else None,
+        unauthorized=None if options.setting in ("df", "so") else {name: learn[name] for name in targets},
         image=image,
         method=method,
         watch=None if options.setting == "sa" else {name: part[1] for name, part in parts.items()},
@@ -100,7 +100,7 @@ def run(options):
 def masks(options):
     """Source and targets of every mask of a family."""
     pairs = FAMILIES[options.family]["pairs"]
-    if options.setting != "df":
+    if options.setting not in ("df", "so"):
         return [(source, (target,)) for source, target in pairs]
     sources = list(dict.fromkeys(source for source, _ in pairs))
     return [(one, tuple(target for source, target in pairs if source == one)) for one in sources]
