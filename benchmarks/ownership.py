@@ -9,9 +9,11 @@ isn't run twice.
 
     python benchmarks/ownership.py
     python benchmarks/ownership.py --seeds 1 2 --domains mnist usps
+    python benchmarks/ownership.py --domains svhn --values 20 --set '{"steps": 1200}' --tag 1200steps
 """
 
 import argparse
+import json
 import time
 from dataclasses import asdict
 
@@ -47,12 +49,12 @@ def claims(model, test, mark, references):
     return found
 
 
-def measure_marked(domain, value, seed, network):
+def measure_marked(domain, value, seed, options):
     image, mark = image_spec(SIZE), Watermark(MARKS[domain][0], value)
-    model = source_model(network, domain, SIZE)
+    model = source_model(options.network, domain, SIZE)
     references = [source_model(SMALL, domain, SIZE, seed=other) for other in (0, 1)]
     learn, _, test = domains(domain, SIZE, 0)
-    method = mf.SAMap(seed=seed, evaluate_every=100)
+    method = mf.SAMap(seed=seed, **{"evaluate_every": 100, **json.loads(options.set)})
     start = time.time()
     protected = mf.protect(model, authorized=learn, ownership=mark, image=image, method=method)
     seconds = time.time() - start
@@ -62,7 +64,7 @@ def measure_marked(domain, value, seed, network):
     )
     return {
         "kind": "marked",
-        "network": network,
+        "network": options.network,
         "domain": domain,
         "mark": {"kind": mark.kind, "value": mark.value},
         "seed": seed,
@@ -97,7 +99,11 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the masks")
     parser.add_argument("--network", default="vgg11_bn", help="of the marked models")
     parser.add_argument("--values", type=int, nargs="+", help="added by the mark; default: NTL's, and 80 for digits")
+    parser.add_argument("--set", default="{}", help="settings of SAMap beside the default, as JSON")
+    parser.add_argument("--tag", default="", help="name of the folder that results with other settings go to")
     options = parser.parse_args()
+    if (options.set == "{}") != (options.tag == ""):
+        parser.error("--set and --tag go together")
     torch.set_num_threads(1)
     for domain in options.domains:
         values = options.values or sorted({MARKS[domain][1], 80})
@@ -106,8 +112,9 @@ def main():
                 path = CELLS / "unmarked" / f"{domain}-{value}-{seed}.json"
                 show(cell(path, lambda: measure_unmarked(domain, value, seed)))  # noqa: B023
             for seed in options.seeds:
-                path = CELLS / f"marked-{options.network}" / f"{domain}-{value}-{seed}.json"
-                show(cell(path, lambda: measure_marked(domain, value, seed, options.network)))  # noqa: B023
+                folder = f"marked-{options.network}" + (f"-{options.tag}" if options.tag else "")
+                path = CELLS / folder / f"{domain}-{value}-{seed}.json"
+                show(cell(path, lambda: measure_marked(domain, value, seed, options)))  # noqa: B023
 
 
 def show(made):

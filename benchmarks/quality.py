@@ -1,10 +1,10 @@
 """How well masks keep the source and close the target: ordered pairs of domains, several seeds.
 
 Settings: "sa" (source-available, SAMap) and "sf" (source-free, SFMap) learn one mask a pair, "df" (data-free, DFMap)
-and "so" (source only, DFMap with unlabelled source images) one mask against all other domains of the family. One cell is one mask: source, targets, recipe, network and seed; it is
-a file under results/quality/, and a finished cell isn't run twice. The source models are trained once (seed 0) and
-shared; the seed is that of the mask's learning, and of the synthesis. Closure is taken on balanced
-accuracy, drops on both. --merge writes the summary, results/quality.json.
+and "so" (source only, DFMap with unlabelled source images) one mask against all other domains of the family. One cell
+is one mask: source, targets, recipe, network and seed; it is a file under results/quality/, and a finished cell isn't
+run twice. The source models are trained once (seed 0) and shared; the seed is that of the mask's learning, and of the
+synthesis. Closure is taken on balanced accuracy, drops on both. --merge writes the summary, results/quality.json.
 
     python benchmarks/quality.py --family digits --network vgg11_bn --recipe default --seeds 0 1 2
     python benchmarks/quality.py --merge

@@ -25,9 +25,9 @@ The headings say family, network, setting (sf: source-free, df: data-free; none:
 has the paper's bound on the scale of an element-wise mean (`scale="elementwise"`; cells with `limit=10` instead
 are the same for 10 classes); "paper-scale_mean" reads the bound on the scale of a mean over images. The source-free
 default recipe was chosen on seed 0 of mnist > usps, mnist_m > mnist, mnist > mnist_m and svhn > usps; the data-free one
-takes its settings over, and its weight of the agreement, 8, was compared with others on seed 0 of mnist and mnist_m. What
-follows "default-" are other recipes (decisions 9 and 10): "weight4" has another weight of the agreement, "image_filter50"
-judged neighbours image by image, with `outside=0.5`.
+takes its settings over, and its weight of the agreement, 8, was compared with others on seed 0 of mnist and mnist_m.
+What follows "default-" are other recipes (decisions 9 and 10): "weight4" has another weight of the agreement,
+"image_filter50" judged neighbours image by image, with `outside=0.5`. "so": source only, unlabelled source images.
 
 Means are over pairs whose target stood at least 5 points above chance before (balanced accuracy); the others have
 nothing to protect and are marked †. Closure is on balanced accuracy, all else on plain accuracy where nothing is said;
@@ -138,9 +138,9 @@ def ownership():
         return
     yield "\n## Ownership\n"
     yield "`python benchmarks/ownership.py`; accuracies in percent on all test images, p of the claim on 100 and on all"
-    yield "of them, with unmarked models of the same domain as references.\n"
-    yield "| | network | domain | mark | seed | clean | marked | gap | source drop, % | p of 100 | p of all | holds |"
-    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    yield "of them, with unmarked models of the same domain as references; the drop is that of the source, relative.\n"
+    yield "| | network | steps | domain | mark | seed | clean | marked | gap | drop, % | p of 100 | p of all | holds |"
+    yield "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for made in sorted(cells, key=lambda one: (one["kind"], one["domain"], one["mark"]["value"], one["seed"])):
         few, whole = made["claims"]["of 100"], made["claims"]["of all"]
         drop = "-"
@@ -150,7 +150,8 @@ def ownership():
             drop = f"{100 * (before - score['accuracy']) / before:.2f}"
         shown = [percent(whole[key]) for key in ("accuracy_clean", "accuracy_marked", "gap")]
         p = [f"{one['p_value']:.1e}" for one in (few, whole)]
-        facts = [made["kind"], made["network"], made["domain"], made["mark"]["value"], made["seed"]]
+        steps = made["configuration"]["steps"] if made["kind"] == "marked" else "-"
+        facts = [made["kind"], made["network"], steps, made["domain"], made["mark"]["value"], made["seed"]]
         holds = "yes" if few["holds"] and whole["holds"] else "no"
         yield "| " + " | ".join(map(str, [*facts, *shown, drop, *p, holds])) + " |"
     yield ""
