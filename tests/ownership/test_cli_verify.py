@@ -78,7 +78,7 @@ def test_a_claim_that_does_not_hold_ends_with_1(run: Verify) -> None:
 
 
 def test_an_outsider_answers_for_the_model(run: Verify) -> None:
-    result = run("--export", "ask", *CLEAN, "--images", 60, "--json")
+    result = run("--export", "ask", *CLEAN, "--images", 100, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"queries": str(Path("ask/queries")), "key": str(Path("ask/labels.csv"))}
     with Path("ask/labels.csv").open() as file:
@@ -89,9 +89,9 @@ def test_an_outsider_answers_for_the_model(run: Verify) -> None:
     assert "The claim holds" in result.stdout
     result = run("--predictions", "answers.csv", "--labels", "ask/labels.csv", "--alpha", 1e-80)
     assert result.exit_code == 1
-    again = run("--export", "ask", *CLEAN, "--images", 60)
+    again = run("--export", "ask", *CLEAN, "--images", 100)
     assert again.exit_code == 2
-    assert run("--export", "ask", *CLEAN, "--images", 60, "--force").exit_code == 0
+    assert run("--export", "ask", *CLEAN, "--images", 100, "--force").exit_code == 0
 
 
 def test_a_reference_that_loses_as_much_stops_the_claim(run: Verify) -> None:
@@ -108,7 +108,7 @@ def test_a_mark_learned_at_another_size(run: Verify) -> None:
     assert result.exit_code == 0, result.output
     with Image.open("ask/queries/marked/00000.png") as image:
         assert image.size == (20, 20)
-    result = run("--model", "suspects:Marked", *CLEAN, "--mark-size", 48, "--value", 80, "--images", 60)
+    result = run("--model", "suspects:Marked", *CLEAN, "--mark-size", 48, "--value", 80, "--images", 100)
     assert result.exit_code == 0, result.output
 
 

@@ -74,7 +74,7 @@ def test_a_pattern_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_strong_mark_is_granted_more() -> None:
     marks = [Watermark("digits"), Watermark("digits", value=21), Watermark("objects"), Watermark("visda", value=5)]
-    assert [mark.tolerance for mark in marks] == [0.3, 0.5, 0.5, 0.3]
+    assert [mark.tolerance for mark in marks] == [0.3, 0.8, 0.8, 0.3]
 
 
 def test_a_table_of_a_run_file() -> None:

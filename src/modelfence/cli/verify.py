@@ -23,7 +23,7 @@ from modelfence.cli.console import Console
 )
 @click.option("--match-labels", is_flag=True, help="The suspect's classes may be in another order.")
 @click.option("--alpha", type=float, default=1e-6, show_default=True, help="Level of the test.")
-@click.option("--tolerance", type=float, help="Share an unmarked model may lose; by default 0.5, for weak marks 0.3.")
+@click.option("--tolerance", type=float, help="Share an unmarked model may lose; by default 0.8, for weak marks 0.3.")
 @click.option("--export", metavar="FOLDER", help="Write image pairs for somebody else to ask, and test nothing.")
 @click.option("--predictions", metavar="FILE", help="Test the answers in a CSV file instead of a model.")
 @click.option("--labels", metavar="KEY.csv", help="The key that --export wrote, for --predictions.")

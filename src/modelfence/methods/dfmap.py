@@ -42,8 +42,8 @@ class DFMap(SyntheticConfig):
     Attributes:
         drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled; at least 64. (Default
             recipe.)
-        neighbours: Styled copies to make, rounded down to groups of 16 that share a style; those that the model disagrees
-            on are dropped. (Default recipe.)
+        neighbours: Styled copies to make, rounded down to groups of 16 that share a style; those that the model
+            disagrees on are dropped. (Default recipe.)
         outside: Share of the groups of images near the source that a style must be farther from it than, for its copies
             to be unlearned, not kept (networks with BatchNorm only). (Default recipe.)
         directions: Neighbour domains a step, each with a part of the diversity generator frozen: n_dir, which the paper

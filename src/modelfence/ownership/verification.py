@@ -150,7 +150,7 @@ def verify(
             others, call :func:`modelfence.ownership.answers.ask` and :func:`judge`).
         alpha: Level, above 0 and below 1.
         tolerance: Largest share of the images right without it that the mark may take from an unmarked model, above 0
-            and below 1; None takes :attr:`Watermark.tolerance`, 0.3 for weak marks and 0.5 for strong ones.
+            and below 1; None takes :attr:`Watermark.tolerance`, 0.3 for weak marks and 0.8 for strong ones.
         images: Use so many images, spread evenly over the domain; None uses all.
         match_labels: The suspect's classes may be in another order: match them on one half of the images and test on
             the other.

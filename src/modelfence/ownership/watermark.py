@@ -17,8 +17,10 @@ DEFAULT_VALUES: Mapping[str, int | None] = MappingProxyType({"digits": 20, "obje
 """Value added by each kind; ``custom`` has to say its own."""
 WEAK = 20
 """Largest value of a mark that unmarked models were seen to hardly notice; see docs/ownership.md."""
-TOLERANCES = (0.3, 0.5)
-"""Share of the images it knows that an unmarked model is taken to lose at most, to a weak and to a strong mark."""
+TOLERANCES = (0.3, 0.8)
+"""Share of the images it knows that an unmarked model is taken to lose at most, to a weak and to a strong mark.
+
+Measured: up to 0.16 and 0.74, five small networks on each of four digit domains (docs/ownership.md)."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Watermark:
     def tolerance(self) -> float:
         """Share of the images it knows that an unmarked model is taken to lose to this mark at most.
 
-        0.3 where ``value`` is at most 20 and 0.5 above, because a strong mark hurts models that never saw it. These are
+        0.3 where ``value`` is at most 20 and 0.8 above, because a strong mark hurts models that never saw it. These are
         what tests of a claim use by default; measured on models of your own task they can be lower, or must be higher.
         """
         return TOLERANCES[(self.value or 0) > WEAK]
