@@ -221,7 +221,7 @@ def judge(
 
     Example:
         >>> import torch
-        >>> labels = torch.zeros(50, dtype=torch.int64)
+        >>> labels = torch.zeros(100, dtype=torch.int64)
         >>> judge(Answers(labels, clean=labels, marked=labels + 1)).holds
         True
         >>> judge(Answers(labels, clean=labels, marked=labels)).p_value
