@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from modelfence.evaluation.result import Evaluation
     from modelfence.ownership.watermark import Watermark
 
+_LOGGER = logging.getLogger("modelfence")
+
 
 @dataclass(frozen=True)
 class Protection:
@@ -122,7 +124,8 @@ def protect(
         resume: Go on from the state in ``output``; the result is that of a run that was never stopped.
         cache: Folder where synthetic images are kept, by the model's digest, for other runs; None keeps those of
             this run in ``output`` alone.
-        announce: Called with a line of text now and then while images are synthesized.
+        announce: Called with a line of text now and then while images are synthesized, and with warnings; without it
+            these are logged.
         progress: Called with every row of the history as it is made.
         fabric: A Lightning Fabric to run on (device, precision, processes); None takes one process on the best
             device. Give it launched.
@@ -172,7 +175,7 @@ def protect(
         progress=progress,
         image=image,
         cache=kept,
-        announce=announce,
+        announce=announce or _warn,
     )
     if isinstance(config, MaskConfig) and config.masks == "one_each":
         return _one_each(base, found, config, session, apart, watched)
@@ -181,6 +184,13 @@ def protect(
         return Protection(with_weights(base, learned.weights), None, {}, learned.history, config)
     mask = Mask.of(base, learned.kept, _metadata(config))
     return Protection(mask.apply(base), mask, {}, learned.history, config, learned.synthetic)
+
+
+def _warn(text: str) -> None:
+    """Log warnings, and nothing else, for those who gave no function to tell."""
+    kind, _, rest = text.partition(": ")
+    if kind == "warning":
+        _LOGGER.warning("%s", rest)
 
 
 def _one_each(

@@ -169,6 +169,35 @@ def test_another_domain_is_not_taken_for_the_source(count):
     assert len(result.history) == 3
 
 
+def shifted(size: float, count: int = 1000) -> TensorDataset:
+    """Blobs as the source's, a little brighter: BatchNorm statistics tell them from the source, just."""
+    images, labels = toy.blobs(count, seed=9).tensors
+    return TensorDataset(images + size, labels)
+
+
+def told_of(model: nn.Module, target: TensorDataset) -> list[str]:
+    told: list[str] = []
+    protect(model, unauthorized=target, image=BLOBS, method=METHODS["source-free"], announce=told.append)
+    return [text for text in told if "nearly like" in text]
+
+
+def test_a_target_nearly_like_the_source_is_warned_of_and_one_far_from_it_is_not():
+    model = knows_its_source(toy.blobs(2000, seed=5).tensors[0])
+    near, far = told_of(model, shifted(0.1)), told_of(model, toy.blobs(400, inverted=True))
+    assert len(near) == 1
+    assert near[0].startswith("warning: unauthorized domain 'unauthorized'")
+    assert "\n" not in near[0]
+    assert far == []
+
+
+def test_warnings_are_logged_where_nobody_is_told(caplog):
+    model = knows_its_source(toy.blobs(2000, seed=5).tensors[0])
+    protect(model, unauthorized=shifted(0.1), image=BLOBS, method=METHODS["source-free"])
+    warned = [one for one in caplog.records if one.name == "modelfence"]
+    assert any("nearly like the model's own source" in one.getMessage() for one in warned)
+    assert all(one.levelname == "WARNING" for one in warned)
+
+
 # Memory
 
 

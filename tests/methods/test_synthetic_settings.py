@@ -337,3 +337,12 @@ def test_a_watermark_becomes_an_unauthorized_domain():
     assert "target_accuracy:watermark" in result.history[-1]
     with pytest.raises(InputError, match="ownership= needs authorized="):
         protect(toy.trained(), unauthorized=domain, image=IMAGE, ownership=Watermark("objects"))
+
+
+@pytest.mark.parametrize(("rate", "warned"), [(1e-2, True), (1e-5, False)])
+def test_a_mask_that_forgot_the_images_near_the_source_is_warned_of(rate, warned):
+    told: list[str] = []
+    method = SFMap(**SOURCE_FREE | {"steps": 20, "learning_rate": rate, "terms": "target"})
+    result = protect(toy.trained("cnn"), unauthorized=target(), image=IMAGE, method=method, announce=told.append)
+    assert (result.history[-1]["source_agreement"] < 0.85) == warned
+    assert any("near the source otherwise than the original" in text for text in told) == warned

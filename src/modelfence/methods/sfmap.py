@@ -18,6 +18,7 @@ from modelfence.methods.paper_recipe import learn_in_turn
 from modelfence.methods.registry import learner
 from modelfence.methods.samples import of_pool
 from modelfence.methods.synthetic import Count, SyntheticConfig, image_of, judge_of, pixels_of, pseudo_source
+from modelfence.synthesis.fitting import Announce
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.pseudo_labels import pseudo_labels
 
@@ -68,6 +69,7 @@ class SFMap(SyntheticConfig):
 # BatchNorm distance: source images had 0.0012 at most, other digit domains 0.13 and more, in the four pairs looked at
 _SAME = 0.005
 _SAME_OF_FEW = 0.25  # over the number of images, to be added: 64 source images had 0.008 at most, in three networks
+_ALIKE = 0.05  # pairs of CIFAR-10, STL-10 and CINIC-10 had 0.008 to 0.015, pairs of digit domains 0.12 and more
 
 
 @learner(SFMap, needs=("unauthorized",), labels=False)
@@ -89,7 +91,7 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     judge = judge_of(model, image, session)
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in session.unauthorized.items()}
     for name, some in pixels.items():
-        _require_another_domain(name, judge.distance(some), min(len(some), judge.at_once(1000)))
+        _require_another_domain(name, judge.distance(some), min(len(some), judge.at_once(1000)), session.announce)
     targets = {name: Examples(name, some, assumed_labels(judge, some, config)) for name, some in pixels.items()}
     if config.recipe == "paper":
         return learn_in_turn(model, config, session, judge, targets=targets)
@@ -98,6 +100,8 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     near = Examples("pseudo-source", pool.near, pool.near_logits)
     copies = pool.parts.get("restyled")
     far = None if copies is None else Examples("restyled copies", copies, pool.logits["restyled"])
+    if far is not None and not judge.batch_norm:
+        near, far = near.joined(far), None
     learned = learn_on(model, config, session, Material(near, targets, far), image)
     return replace(learned, synthetic=of_pool(pool))
 
@@ -119,11 +123,18 @@ def assumed_labels(judge: Judge, pixels: Tensor, config: SFMap) -> Tensor:
     )
 
 
-def _require_another_domain(name: str, distance: float | None, images: int) -> None:
-    """Refuse unauthorized images that the network's BatchNorm statistics take for its own source."""
+def _require_another_domain(name: str, distance: float | None, images: int, announce: Announce | None) -> None:
+    """Refuse unauthorized images that BatchNorm statistics take for the source, and warn of those nearly like it."""
     same = _SAME + _SAME_OF_FEW / images
     if distance is not None and distance < same:
         raise InputError(
             f"unauthorized domain {name!r} looks like the model's own source (BatchNorm distance {distance:.4f}, below "
             f"{same:.4f}): the two can't be separated, and the mask would destroy the model; give another domain"
+        )
+    near = _ALIKE + _SAME_OF_FEW / images
+    if distance is not None and distance < near and announce is not None:
+        announce(
+            f"warning: unauthorized domain {name!r} is nearly like the model's own source (BatchNorm distance "
+            f"{distance:.4f}, below {near:.4f}): without source images the mask may take much of the source with it; "
+            "measure it (watch=), or give authorized images"
         )
