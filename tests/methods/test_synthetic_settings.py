@@ -16,8 +16,8 @@ from modelfence.data.domain import IndexedDomain
 from modelfence.data.sources import as_domain
 from modelfence.errors import InputError
 from modelfence.masking.digest import digest_of
-from modelfence.methods import material
-from modelfence.methods.loop import Session
+from modelfence.methods import material, sfmap
+from modelfence.methods.loop import Learned, Session
 from modelfence.methods.material import Examples, Material, paced
 from modelfence.methods.synthetic import Store
 
@@ -246,7 +246,7 @@ def test_unlearning_is_paced_by_what_is_forgotten():
 
 @pytest.mark.parametrize("terms", ["both", "source", "target"])
 def test_the_terms_are_those_of_the_equation(terms):
-    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, source_weight=3.0, dependence_weight=0.0)
+    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, dependence_weight=0.0)
     pixels = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
     logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
     labels = torch.randn(40, 10, generator=torch.Generator().manual_seed(2)).softmax(1)
@@ -255,7 +255,7 @@ def test_the_terms_are_those_of_the_equation(terms):
     )
     run = session()
     step = next(material._steps(examples, config, run, IMAGE, 0))
-    parts = material._parts(step, config, run, 0.5)
+    parts = material._parts(step, config, run, 3.0, 0.5)
     model = toy.trained("mlp")
     found: dict[str, float] = {}
     for part in parts:
@@ -291,15 +291,46 @@ def test_the_dependence_of_answers_is_added_to_what_is_unlearned():
     assert found.item() - apart.item() == pytest.approx(0.5 * 3.0 * dependence, rel=1e-4)
 
 
+def calls_once(*_: object, loss: Any, **__: object) -> Learned:
+    loss(None, None, None)
+    return Learned({}, [{}])
+
+
 @pytest.mark.parametrize(("restyled", "weight"), [(0, 0.0), (10, 0.75), (40, 3.0), (80, 3.0)])
 def test_fewer_restyled_images_than_near_ones_weigh_less(monkeypatch, restyled, weight):
     near = Examples("near", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.zeros(40, 10))
     far = Examples("far", near.pixels[:1].expand(restyled, 1, 8, 8), torch.zeros(restyled, 10)) if restyled else None
     found: list[float] = []
     monkeypatch.setattr(material, "loss_of", lambda *_, restyled_weight, **__: found.append(restyled_weight))
-    monkeypatch.setattr(material, "learn_scores", lambda *_, loss, **__: loss(None, None, None))
+    monkeypatch.setattr(material, "learn_scores", calls_once)
     material.learn_on(toy.trained(), SFMap(restyled_weight=3.0), session(), Material(near, {"t": near}, far), IMAGE)
     assert found == [weight]
+
+
+@pytest.mark.parametrize(("kind", "given", "weight"), [("cnn", None, 8.0), ("mlp", None, 4.0), ("mlp", 3.0, 3.0)])
+def test_without_batch_norm_the_agreement_weighs_less(monkeypatch, kind, given, weight):
+    near = Examples("near", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.zeros(40, 10))
+    found: list[float] = []
+    monkeypatch.setattr(material, "loss_of", lambda *_, source_weight, **__: found.append(source_weight))
+    monkeypatch.setattr(material, "learn_scores", calls_once)
+    material.learn_on(toy.trained(kind), SFMap(source_weight=given), session(), Material(near, {"t": near}), IMAGE)
+    assert found == [weight]
+
+
+@pytest.mark.parametrize(("kind", "apart"), [("cnn", True), ("mlp", False)])
+def test_without_batch_norm_restyled_copies_count_as_images_near_the_source(monkeypatch, kind, apart):
+    found: list[Material] = []
+
+    def learn_on(model, config, session, material, image):
+        found.append(material)
+        return Learned({}, [])
+
+    monkeypatch.setattr(sfmap, "learn_on", learn_on)
+    sfmap.learn_source_free(toy.trained(kind), SFMap(**SOURCE_FREE), session(unauthorized={"blind": blind()}))
+    near, far = found[0].near, found[0].restyled
+    assert (far is not None) == apart
+    assert len(near.pixels) == len(near.answers)
+    assert len(near.pixels) == 128 if apart else 64 < len(near.pixels) <= 128
 
 
 def test_nothing_is_measured_where_nothing_is_held_out():

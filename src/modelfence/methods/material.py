@@ -129,9 +129,12 @@ def learn_on(
 
     far = 0 if material.restyled is None else len(material.restyled.pixels)
     restyled_weight = config.restyled_weight * min(1.0, far / len(material.near.pixels))
+    source_weight = config.source_weight_for(batch_norm=has_batch_norm(model))
 
     def loss(student: nn.Module, _: MaskedModel, step: Step) -> dict[str, Tensor]:
-        return loss_of(student, step, config, session, both=both, restyled_weight=restyled_weight)
+        return loss_of(
+            student, step, config, session, both=both, source_weight=source_weight, restyled_weight=restyled_weight
+        )
 
     def steps(start: int) -> Iterator[Step]:
         return _steps(rest, config, session, image, start)
@@ -181,6 +184,7 @@ def loss_of(
     session: Session,
     *,
     both: bool,
+    source_weight: float,
     restyled_weight: float = 0.0,
 ) -> dict[str, Tensor]:
     """Return the terms of Eq. 4 by name.
@@ -188,21 +192,24 @@ def loss_of(
     Args:
         student: The masked model, or a wrapper of it.
         step: What to learn from.
-        config: Weights, terms, tolerance.
+        config: The other weights, terms, tolerance.
         session: Whose processes share a batch.
         both: Also take them with batch statistics.
+        source_weight: Of the agreement on images near the source.
         restyled_weight: Of the agreement on restyled images, if the step has any.
     """
-    weight = config.source_weight + (0.0 if step.restyled is None else restyled_weight)
-    parts = _parts(step, config, session, restyled_weight)
+    weight = source_weight + (0.0 if step.restyled is None else restyled_weight)
+    parts = _parts(step, config, session, source_weight, restyled_weight)
     return paced(terms_of(student, parts, both=both), config, session, weight)
 
 
-def _parts(step: Step, config: SyntheticConfig, session: Session, restyled_weight: float) -> list[Part]:
+def _parts(
+    step: Step, config: SyntheticConfig, session: Session, source_weight: float, restyled_weight: float
+) -> list[Part]:
     """Return the parts of a step; restyled images go without batch statistics, which aren't those of the source."""
     parts = []
     if config.terms != "target":
-        parts.append(Part("source", step.near[0], keeping(step.near[1], config.source_weight)))
+        parts.append(Part("source", step.near[0], keeping(step.near[1], source_weight)))
         if step.restyled is not None:
             far = keeping(step.restyled[1], restyled_weight)
             parts.append(Part("source", step.restyled[0], far, batch_mode=False))

@@ -35,7 +35,8 @@ class SFMap(SyntheticConfig):
 
     Attributes:
         restyled: Copies in random styles to make of the unauthorized images; those that the model disagrees on are
-            dropped; 0 makes none. (Default recipe.)
+            dropped; 0 makes none. None makes 3072 for a network with BatchNorm; for one without, 12288, which count
+            as images near the source: there nothing else tells what the source looks like. (Default recipe.)
         pseudo_threshold: Delta of Eq. 4: where the model is less sure of an unauthorized image, the mean over augmented
             copies takes the place of its class.
         pseudo_augmentations: How many copies; with 0 every image has its class.
@@ -61,10 +62,23 @@ class SFMap(SyntheticConfig):
         "default": SyntheticConfig.ONLY["default"] | {"restyled"},
     }
 
-    restyled: Count = 3072
+    restyled: Count | None = None
     pseudo_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
     pseudo_augmentations: Count = 0
 
+    def restyled_for(self, *, batch_norm: bool) -> int:
+        """Return how many copies to make for a network with or without BatchNorm.
+
+        Example:
+            >>> SFMap().restyled_for(batch_norm=True), SFMap(restyled=0).restyled_for(batch_norm=True)
+            (3072, 0)
+        """
+        if self.restyled is not None:
+            return self.restyled
+        return _RESTYLED if batch_norm else _RESTYLED_WITHOUT
+
+
+_RESTYLED, _RESTYLED_WITHOUT = 3072, 12288
 
 # BatchNorm distance: source images had 0.0012 at most, other digit domains 0.13 and more, in the four pairs looked at
 _SAME = 0.005
@@ -96,7 +110,9 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     if config.recipe == "paper":
         return learn_in_turn(model, config, session, judge, targets=targets)
     every = torch.cat(list(pixels.values()))
-    pool = pseudo_source(model, config, session, judge, every, restyled=config.restyled)
+    pool = pseudo_source(
+        model, config, session, judge, every, restyled=config.restyled_for(batch_norm=judge.batch_norm)
+    )
     near = Examples("pseudo-source", pool.near, pool.near_logits)
     copies = pool.parts.get("restyled")
     far = None if copies is None else Examples("restyled copies", copies, pool.logits["restyled"])
