@@ -166,7 +166,7 @@ def _closure(before, after, chance):
 
 
 def summarize(scores):
-    """Mean over pairs for each seed, then mean, smallest and largest over seeds."""
+    """Mean over pairs for each seed, then mean, smallest and largest over seeds; empty where nothing is protectable."""
     by_seed = {}
     for seed in sorted({one["seed"] for one in scores}):
         of_seed = [one for one in scores if one["seed"] == seed and one["protectable"]]
@@ -181,8 +181,8 @@ def summarize(scores):
         if fresh:
             row["closure_refreshed"] = mean(one["closure"] for one in fresh)
             row["source_points_lost_refreshed"] = mean(one["source_points"] for one in fresh)
-        by_seed[seed] = row
-    names = list(next(iter(by_seed.values())))
+        if of_seed:
+            by_seed[seed] = row
     return {
         name: {
             "mean": mean(row[name] for row in by_seed.values()),
@@ -190,7 +190,7 @@ def summarize(scores):
             "max": max(row[name] for row in by_seed.values()),
             "seeds": len(by_seed),
         }
-        for name in names
+        for name in next(iter(by_seed.values()), {})
     }
 
 

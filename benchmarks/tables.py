@@ -40,15 +40,50 @@ def percent(value):
 
 
 def quality():
-    parts = []
-    for folder in sorted(path for path in CELLS.iterdir() if any(path.glob("*.json"))):
-        cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-        parts += [f"## {folder.name}\n", *summary(cells), "", *pairs(cells), ""]
+    found = {
+        path.name: [json.loads(one.read_text()) for one in sorted(path.glob("*.json"))]
+        for path in sorted(CELLS.iterdir())
+        if any(path.glob("*.json"))
+    }
+    recipes = {name: cells for name, cells in found.items() if name.endswith(("-default", "-paper"))}
+    tried = {name: cells for name, cells in found.items() if name not in recipes}
+    parts = ["## Recipes\n", *overview(recipes), ""]
+    for name, cells in recipes.items():
+        parts += [f"### {name}\n", *summary(cells), "", *pairs(cells), ""]
+    parts += ["## Tried\n", "Variants that decisions were taken on.\n", *overview(tried), ""]
+    for name, cells in tried.items():
+        parts += [f"### {name}\n", *summary(cells), "", *pairs(cells), ""]
     return parts
+
+
+def overview(found):
+    """One row for each folder of cells: means over pairs, then over seeds."""
+    yield "| | seeds | pairs | source drop, % | balanced, % | closure | ST-D | closure after refresh |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for name, cells in found.items():
+        rows = summarize([one for made in cells for one in numbers_of(made)])
+        if not rows:
+            yield f"| {name} | {len({made['seed'] for made in cells})} | 0 | | | | | |"
+            continue
+        shown = [
+            f"{scale * rows[key]['mean']:.{digits}f}" if key in rows else ""
+            for key, scale, digits in (
+                ("relative_source_drop", 100, 2),
+                ("balanced_source_drop", 100, 2),
+                ("closure", 1, 3),
+                ("st_d", 1, 3),
+                ("closure_refreshed", 1, 3),
+            )
+        ]
+        count = rows["pairs"]
+        yield f"| {name} | {count['seeds']} | {count['mean']:.0f} | {' | '.join(shown)} |"
 
 
 def summary(cells):
     rows = summarize([one for made in cells for one in numbers_of(made)])
+    if not rows:
+        yield f"{len(cells)} cells; no target has anything to protect, so there are no means."
+        return
     count = rows["pairs"]
     yield f"{len(cells)} cells, {count['seeds']} seed(s), {count['mean']:.0f} pairs in the means.\n"
     yield "| mean over pairs | mean of seeds | smallest | largest |"
