@@ -66,6 +66,15 @@ def test_source_only_needs_no_label(kind):
     assert "target_agreement:neighbours" in result.history[-1]
 
 
+@pytest.mark.parametrize(("kind", "given", "warned"), [("mlp", None, True), ("cnn", None, False), ("mlp", 1, False)])
+def test_data_free_warns_where_the_network_has_no_batch_norm(kind, given, warned):
+    told: list[str] = []
+    authorized = None if given is None else blind()
+    method = DFMap(**SMALL, **FEW)
+    protect(toy.trained(kind), authorized=authorized, image=IMAGE, method=method, announce=told.append)
+    assert any(text.startswith("warning: without BatchNorm") for text in told) == warned
+
+
 def test_data_free_needs_nothing_but_the_model():
     result = protect(toy.trained("cnn"), image=IMAGE, method=DFMap(**SMALL, **FEW))
     assert isinstance(result.config, DFMap)
