@@ -79,7 +79,7 @@ def measure(options, source, targets, seed):
         "cut_share": None if protected.mask is None else protected.mask.cut_share(),
         "evaluation": table.to_dict(),
         "history": [{key: round(value, 4) for key, value in row.items()} for row in protected.history],
-        "configuration": asdict(method),
+        "configuration": asdict(protected.config),
         "machine": machine(),
     }
 

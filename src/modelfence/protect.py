@@ -17,7 +17,7 @@ from modelfence.masking.mask import Mask
 from modelfence.masking.preflight import require_maskable
 from modelfence.masking.unwrap import unwrap
 from modelfence.methods.config import LearnConfig, MaskConfig
-from modelfence.methods.loop import Monitor, Row, Session
+from modelfence.methods.loop import WARNING, Monitor, Row, Session
 from modelfence.methods.registry import Method, method_for
 from modelfence.methods.retraining import with_weights
 from modelfence.methods.samples import Synthetic, together
@@ -124,8 +124,8 @@ def protect(
         resume: Go on from the state in ``output``; the result is that of a run that was never stopped.
         cache: Folder where synthetic images are kept, by the model's digest, for other runs; None keeps those of
             this run in ``output`` alone.
-        announce: Called with a line of text now and then while images are synthesized, and with warnings; without it
-            these are logged.
+        announce: Called with a line of text now and then while images are synthesized, and with warnings, which begin
+            with "warning: "; without it warnings, and nothing else, are logged.
         progress: Called with every row of the history as it is made.
         fabric: A Lightning Fabric to run on (device, precision, processes); None takes one process on the best
             device. Give it launched.
@@ -158,6 +158,7 @@ def protect(
     file = None if output is None else state_file(output)
     kept = None if cache is None else usable_path(cache)
     require_maskable(base)
+    config = config.for_network(base)
     source = None if authorized is None else as_one_domain(authorized, image, labelled=found.labels)
     targets = {} if unauthorized is None else as_named_domains(unauthorized, image, labelled=found.labels)
     if ownership is not None:
@@ -165,8 +166,9 @@ def protect(
     held_out = _held_out(found, base, source, targets, config)
     apart = held_out if found.labels and config.held_out else None
     watched = None if watch is None else Watch.of(base, as_named_domains(watch, image, argument="watch"))
+    fabric = fabric or default_fabric(config.precision)
     session = Session(
-        fabric=fabric or default_fabric(config.precision),
+        fabric=fabric,
         authorized=held_out.source_rest,
         unauthorized=held_out.target_rest,
         monitor=_monitors(apart, watched),
@@ -175,7 +177,7 @@ def protect(
         progress=progress,
         image=image,
         cache=kept,
-        announce=announce or _warn,
+        announce=announce or (_log_warning if fabric.is_global_zero else None),
     )
     if isinstance(config, MaskConfig) and config.masks == "one_each":
         return _one_each(base, found, config, session, apart, watched)
@@ -186,11 +188,10 @@ def protect(
     return Protection(mask.apply(base), mask, {}, learned.history, config, learned.synthetic)
 
 
-def _warn(text: str) -> None:
-    """Log warnings, and nothing else, for those who gave no function to tell."""
-    kind, _, rest = text.partition(": ")
-    if kind == "warning":
-        _LOGGER.warning("%s", rest)
+def _log_warning(text: str) -> None:
+    """Log the text if it is a warning, for those who gave no function to tell."""
+    if text.startswith(WARNING):
+        _LOGGER.warning("%s", text.removeprefix(WARNING))
 
 
 def _one_each(

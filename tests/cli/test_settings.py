@@ -80,6 +80,19 @@ def source_free(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder, result
 
 
+def test_what_is_warned_of_before_a_refusal_leaves_an_earlier_result_alone(
+    protect: Protect, source_free: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(source_free[0], "out")
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    monkeypatch.setattr("modelfence.methods.sfmap._NEARLY", 1e9)
+    nothing = sets({"method.generated": 0, "method.translated": 0})
+    result = protect(*SOURCE_FREE, *nothing, "--force")
+    assert_bad_input(result, "no images would be made")
+    assert "nearly like the model's own source" in result.stderr
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+
+
 def test_source_free_writes_all_that_is_documented(source_free: tuple[Path, Result]) -> None:
     folder, _ = source_free
     report = read_report(folder)

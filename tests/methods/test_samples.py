@@ -28,10 +28,6 @@ def test_classes_that_are_missing_around_the_source_are_told():
     found = of_neighbours(pixels, torch.arange(300) % 2, of_classes=3)
     assert found.facts["neighbours"] == {"images": 300.0, "classes": 2.0, "of_classes": 3.0}
     assert found.warnings[0].startswith("neighbours images: 1 of 3 classes are (nearly) missing")
-    told: list[str] = []
-    found.announce(told.append)
-    found.announce(None)
-    assert told == [f"warning: {found.warnings[0]}"]
     assert of_neighbours(pixels, torch.arange(300) % 3, of_classes=3).warnings == ()
 
 

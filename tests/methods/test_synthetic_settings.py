@@ -54,7 +54,7 @@ def test_source_free_needs_no_label_and_no_source(kind):
     before = digest_of(model)
     result = protect(model, unauthorized=blind(), image=IMAGE, method=SFMap(**SOURCE_FREE))
     assert digest_of(model) == before
-    assert [row["step"] for row in result.history] == [2, 4]
+    assert [row["step"] for row in result.history] == ([2, 4] if kind == "cnn" else [2, 4, 6, 8])
     assert {"source", "target", "source_agreement", "target_agreement:blind", "gap"} <= result.history[-1].keys()
     assert ("target_batch" in result.history[-1]) == (kind == "cnn")
 
@@ -255,7 +255,7 @@ def test_unlearning_is_paced_by_what_is_forgotten():
 
 @pytest.mark.parametrize("terms", ["both", "source", "target"])
 def test_the_terms_are_those_of_the_equation(terms):
-    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, dependence_weight=0.0)
+    config = SFMap(**{**SOURCE_FREE, "batch_size": 8}, terms=terms, source_weight=3.0, dependence_weight=0.0)
     pixels = (torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
     logits = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
     labels = torch.randn(40, 10, generator=torch.Generator().manual_seed(2)).softmax(1)
@@ -264,7 +264,7 @@ def test_the_terms_are_those_of_the_equation(terms):
     )
     run = session()
     step = next(material._steps(examples, config, run, IMAGE, 0))
-    parts = material._parts(step, config, run, 3.0, 0.5)
+    parts = material._parts(step, config, run, 0.5)
     model = toy.trained("mlp")
     found: dict[str, float] = {}
     for part in parts:
@@ -302,7 +302,7 @@ def test_the_dependence_of_answers_is_added_to_what_is_unlearned():
 
 def calls_once(*_: object, loss: Any, **__: object) -> Learned:
     loss(None, None, None)
-    return Learned({}, [{}])
+    return Learned({}, [{"source_agreement": 1.0}])
 
 
 @pytest.mark.parametrize(("restyled", "weight"), [(0, 0.0), (10, 0.75), (40, 3.0), (80, 3.0)])
@@ -316,14 +316,19 @@ def test_fewer_restyled_images_than_near_ones_weigh_less(monkeypatch, restyled, 
     assert found == [weight]
 
 
-@pytest.mark.parametrize(("kind", "given", "weight"), [("cnn", None, 8.0), ("mlp", None, 4.0), ("mlp", 3.0, 3.0)])
-def test_without_batch_norm_the_agreement_weighs_less(monkeypatch, kind, given, weight):
-    near = Examples("near", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.zeros(40, 10))
-    found: list[float] = []
-    monkeypatch.setattr(material, "loss_of", lambda *_, source_weight, **__: found.append(source_weight))
-    monkeypatch.setattr(material, "learn_scores", calls_once)
-    material.learn_on(toy.trained(kind), SFMap(source_weight=given), session(), Material(near, {"t": near}), IMAGE)
-    assert found == [weight]
+@pytest.mark.parametrize(("kind", "steps", "copies"), [("cnn", 2, 3072), ("mlp", 5, 12288)])
+def test_without_batch_norm_it_learns_longer_and_on_more_copies(kind, steps, copies):
+    method = SFMap(**SOURCE_FREE | {"steps": 2, "restyled": None, "longer_without_batch_norm": 2.5})
+    result = protect(toy.trained(kind), unauthorized=target(), image=IMAGE, method=method)
+    assert result.history[-1]["step"] == steps
+    assert (result.config.steps, result.config.restyled) == (steps, copies)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "mlp"])
+def test_the_papers_recipe_learns_as_long_as_it_is_told(kind):
+    method = SFMap(recipe="paper", steps=2, batch_size=16, synthesis_batch=16, width=8, evaluate_every=2)
+    result = protect(toy.trained(kind), unauthorized=target(), image=IMAGE, method=method)
+    assert result.history[-1]["step"] == 2
 
 
 @pytest.mark.parametrize(("kind", "apart"), [("cnn", True), ("mlp", False)])

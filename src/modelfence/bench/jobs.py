@@ -22,6 +22,7 @@ from modelfence.data.domain import Domain
 from modelfence.errors import InputError
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.table import evaluate
+from modelfence.methods.loop import WARNING
 from modelfence.methods.sfmap import SFMap
 from modelfence.models.autocast import resolve_precision
 from modelfence.monitor import Watch
@@ -98,7 +99,7 @@ class Worker:
 
     def _warn(self, cell: Cell) -> Announce:
         """Pass on warnings alone: many cells run at once."""
-        return lambda text: self.announce(f"{cell.name}: {text}") if text.startswith("warning") else None
+        return lambda text: self.announce(f"{cell.name}: {text}") if text.startswith(WARNING) else None
 
     def finished(self, cell: Cell) -> None:
         """Take away the saved state of a cell whose result is kept now, and folders that are empty then."""

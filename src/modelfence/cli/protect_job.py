@@ -23,6 +23,7 @@ from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.table import evaluate
 from modelfence.files import output_folder, usable_path
 from modelfence.methods.config import LearnConfig, MaskConfig
+from modelfence.methods.loop import WARNING
 from modelfence.methods.registry import Method, method_for
 from modelfence.models.load import WEIGHTS_FILE, LoadedModel
 from modelfence.protect import Protection, protect
@@ -103,6 +104,7 @@ def _run(
     if loaded.classes < 2:
         raise InputError(f"model {loaded.reference!r} has 1 class; a classifier of at least 2 can be confined")
     data = load_data(run, loaded, labels=method.labels, note=console.note)
+    config = config.for_network(loaded.model)
     learning, protection = _learn(run, loaded, data, config, output, console, fabric)
     if not is_first(fabric):
         return {}
@@ -152,8 +154,9 @@ def _learn(
     against = ", ".join(names) if len(names) <= 2 else f"{len(names)} domains"
     what = "learning a mask" if isinstance(config, MaskConfig) else "retraining the model"
 
-    def say(text: str) -> None:  # before anything that is synthesized is kept
-        output.begin()
+    def say(text: str) -> None:
+        if not text.startswith(WARNING):  # images are about to be kept; a refusal may still follow a warning
+            output.begin()
         console.note(f"  {text}")
 
     steps = config.steps * (len(names) if each else 1)

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
+from torch import nn
 
 from modelfence.losses.classification import Clamp
 
@@ -57,6 +58,11 @@ class LearnConfig:
     def _patience_has_a_measure(self) -> Self:
         if self.patience is not None and self.held_out == 0:
             raise ValueError("patience needs held_out above 0: there is nothing to measure on")
+        return self
+
+    def for_network(self, model: nn.Module) -> Self:
+        """Return these settings with what depends on the network filled in; `protect` learns with those."""
+        del model
         return self
 
     def rate_at(self, step: int) -> float:

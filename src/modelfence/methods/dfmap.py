@@ -108,17 +108,18 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
     drawn = _drawings(image, config)
     made = Synthetic()
     if given is None:
-        if not judge.batch_norm and session.announce is not None:
-            session.announce(
-                "warning: without BatchNorm the network doesn't tell what its source looks like: a data-free mask may "
-                "take more of the source than of other domains; measure it (watch=), or give source images"
-            )
         pool = pseudo_source(model, config, session, judge, drawn)
         given, made = Examples("pseudo-source", pool.near, pool.near_logits), of_pool(pool)
+        if not judge.batch_norm:
+            session.warn(
+                "without BatchNorm the network doesn't tell what its source looks like: a data-free mask may take more "
+                "of the source than of other domains; measure it (watch=), or give source images"
+            )
     material = _material(judge, given, drawn, config)
     styled = material.targets[STYLED]
     around = of_neighbours(styled.pixels, styled.answers.argmax(1), styled.answers.shape[1])
-    around.announce(session.announce)
+    for warning in around.warnings:
+        session.warn(warning)
     learned = learn_on(model, config, session, material, image)
     return replace(learned, synthetic=together((made, around)))
 

@@ -50,6 +50,10 @@ class Companion(Protocol):
         ...
 
 
+WARNING = "warning: "
+"""How a warning begins among the lines of text that :attr:`Session.announce` is told."""
+
+
 @dataclass(frozen=True)
 class Session:
     """What a method is given to work with.
@@ -65,7 +69,7 @@ class Session:
         image: What the model eats, where it is known; synthesis needs it.
         cache: Folder where synthetic images are kept for other runs with the same model; None keeps those of this
             run beside its state.
-        announce: Told in words how the work before the learning goes.
+        announce: Told in words how the work before the learning goes, and warnings.
     """
 
     fabric: Fabric
@@ -78,6 +82,11 @@ class Session:
     image: ImageSpec | None = None
     cache: Path | None = None
     announce: Callable[[str], None] | None = None
+
+    def warn(self, text: str) -> None:
+        """Tell a warning; what may still be refused is checked before."""
+        if self.announce is not None:
+            self.announce(f"{WARNING}{text}")
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,6 @@ class _Turns:
     ) -> None:
         self.config, self.session, self.judge, self.styles = config, session, judge, styles
         self.both = batch_mode(model, config)
-        self.source_weight = config.source_weight_for(batch_norm=judge.batch_norm)
         self.near = None if source is None else source.split(config.held_out, config.seed)
         self.targets = {name: examples.split(config.held_out, config.seed) for name, examples in targets.items()}
         self.alternating = None if source is not None else Alternating(model, config, judge.image, session.fabric)
@@ -123,14 +122,7 @@ class _Turns:
         if self.styles is not None:
             styled = self.styles.step(masked, near[0], given.number)
             targets.append((styled.images, styled.labels))
-        return loss_of(
-            student,
-            Step(near, targets),
-            self.config,
-            self.session,
-            both=self.both,
-            source_weight=self.source_weight,
-        )
+        return loss_of(student, Step(near, targets), self.config, self.session, both=self.both)
 
     def _generated(self, masked: MaskedModel, number: int) -> Drawn:
         assert self.alternating is not None  # noqa: S101 (for the type checker: there is nothing near given)

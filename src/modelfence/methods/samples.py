@@ -1,6 +1,6 @@
 """What was synthesized for a run, kept for people to look at."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,12 +41,6 @@ class Synthetic:
     samples: Mapping[str, Sample] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-    def announce(self, say: Callable[[str], None] | None) -> None:
-        """Tell the warnings."""
-        if say is not None:
-            for warning in self.warnings:
-                say(f"warning: {warning}")
 
 
 def sample(pixels: Tensor, classes: Tensor) -> Sample:

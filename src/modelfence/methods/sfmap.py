@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -10,7 +10,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from modelfence.errors import InputError
-from modelfence.methods.config import STRICT
+from modelfence.masking.batch_mode import has_batch_norm
+from modelfence.methods.config import STRICT, Positive
 from modelfence.methods.labelled import shares
 from modelfence.methods.loop import Learned, Session
 from modelfence.methods.material import Examples, Material, learn_on
@@ -18,7 +19,6 @@ from modelfence.methods.paper_recipe import learn_in_turn
 from modelfence.methods.registry import learner
 from modelfence.methods.samples import of_pool
 from modelfence.methods.synthetic import Count, SyntheticConfig, image_of, judge_of, pixels_of, pseudo_source
-from modelfence.synthesis.fitting import Announce
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.pseudo_labels import pseudo_labels
 
@@ -35,8 +35,11 @@ class SFMap(SyntheticConfig):
 
     Attributes:
         restyled: Copies in random styles to make of the unauthorized images; those that the model disagrees on are
-            dropped; 0 makes none. None makes 3072 for a network with BatchNorm; for one without, 12288, which count
-            as images near the source: there nothing else tells what the source looks like. (Default recipe.)
+            dropped; 0 makes none. For a network without BatchNorm they count as images near the source
+            (``restyled_weight`` has no effect then): nothing else tells there what the source looks like. None makes
+            3072 for a network with BatchNorm, 12288 for one without. (Default recipe.)
+        longer_without_batch_norm: Factor on ``steps`` for a network without BatchNorm, where a step learns in one mode,
+            not in two. (Default recipe.)
         pseudo_threshold: Delta of Eq. 4: where the model is less sure of an unauthorized image, the mean over augmented
             copies takes the place of its class.
         pseudo_augmentations: How many copies; with 0 every image has its class.
@@ -59,31 +62,43 @@ class SFMap(SyntheticConfig):
     }
     ONLY: ClassVar[Mapping[str, frozenset[str]]] = {
         **SyntheticConfig.ONLY,
-        "default": SyntheticConfig.ONLY["default"] | {"restyled"},
+        "default": SyntheticConfig.ONLY["default"] | {"restyled", "longer_without_batch_norm"},
     }
 
     restyled: Count | None = None
+    longer_without_batch_norm: Positive = 2.0
     pseudo_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
     pseudo_augmentations: Count = 0
 
-    def restyled_for(self, *, batch_norm: bool) -> int:
-        """Return how many copies to make for a network with or without BatchNorm.
+    def for_network(self, model: nn.Module) -> Self:
+        """Return these settings with what depends on BatchNorm filled in.
 
         Example:
-            >>> SFMap().restyled_for(batch_norm=True), SFMap(restyled=0).restyled_for(batch_norm=True)
-            (3072, 0)
+            >>> found = SFMap(steps=10).for_network(nn.Linear(2, 2))
+            >>> found.steps, found.restyled, found.for_network(nn.Linear(2, 2)) == found
+            (20, 12288, True)
+            >>> found = SFMap(steps=10).for_network(nn.BatchNorm2d(2))
+            >>> found.steps, found.restyled
+            (10, 3072)
         """
-        if self.restyled is not None:
-            return self.restyled
-        return _RESTYLED if batch_norm else _RESTYLED_WITHOUT
+        if self.recipe == "paper":
+            return self
+        if has_batch_norm(model):
+            return replace(self, restyled=_RESTYLED if self.restyled is None else self.restyled)
+        return replace(
+            self,
+            restyled=_RESTYLED_WITHOUT if self.restyled is None else self.restyled,
+            steps=max(1, round(self.steps * self.longer_without_batch_norm)),
+            longer_without_batch_norm=1.0,
+        )
 
 
 _RESTYLED, _RESTYLED_WITHOUT = 3072, 12288
 
-# BatchNorm distance: source images had 0.0012 at most, other digit domains 0.13 and more, in the four pairs looked at
+# BatchNorm distance: source images had 0.0012 at most, other digit domains 0.12 and more, in the pairs looked at
 _SAME = 0.005
 _SAME_OF_FEW = 0.25  # over the number of images, to be added: 64 source images had 0.008 at most, in three networks
-_ALIKE = 0.05  # pairs of CIFAR-10, STL-10 and CINIC-10 had 0.008 to 0.015, pairs of digit domains 0.12 and more
+_NEARLY = 0.05  # pairs of CIFAR-10, STL-10 and CINIC-10 had 0.008 to 0.015, pairs of digit domains 0.12 and more
 
 
 @learner(SFMap, needs=("unauthorized",), labels=False)
@@ -92,7 +107,7 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
 
     Args:
         model: The trained network; it isn't changed.
-        config: The method's settings.
+        config: The method's settings, filled in for this network.
         session: Unauthorized domains, device, where to save.
 
     Raises:
@@ -104,20 +119,19 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     shares(config.batch_size // 2, len(session.unauthorized))  # refuses what would be refused after the synthesis
     judge = judge_of(model, image, session)
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in session.unauthorized.items()}
-    for name, some in pixels.items():
-        _require_another_domain(name, judge.distance(some), min(len(some), judge.at_once(1000)), session.announce)
+    near_source = [_require_another_domain(name, judge, some) for name, some in pixels.items()]
     targets = {name: Examples(name, some, assumed_labels(judge, some, config)) for name, some in pixels.items()}
+    for warning in filter(None, near_source):
+        session.warn(warning)
     if config.recipe == "paper":
         return learn_in_turn(model, config, session, judge, targets=targets)
     every = torch.cat(list(pixels.values()))
-    pool = pseudo_source(
-        model, config, session, judge, every, restyled=config.restyled_for(batch_norm=judge.batch_norm)
-    )
+    pool = pseudo_source(model, config, session, judge, every, restyled=config.restyled or 0)
     near = Examples("pseudo-source", pool.near, pool.near_logits)
     copies = pool.parts.get("restyled")
     far = None if copies is None else Examples("restyled copies", copies, pool.logits["restyled"])
-    if far is not None and not judge.batch_norm:
-        near, far = near.joined(far), None
+    if not judge.batch_norm:
+        near, far = near if far is None else near.joined(far), None
     learned = learn_on(model, config, session, Material(near, targets, far), image)
     return replace(learned, synthetic=of_pool(pool))
 
@@ -139,18 +153,22 @@ def assumed_labels(judge: Judge, pixels: Tensor, config: SFMap) -> Tensor:
     )
 
 
-def _require_another_domain(name: str, distance: float | None, images: int, announce: Announce | None) -> None:
-    """Refuse unauthorized images that BatchNorm statistics take for the source, and warn of those nearly like it."""
-    same = _SAME + _SAME_OF_FEW / images
-    if distance is not None and distance < same:
+def _require_another_domain(name: str, judge: Judge, pixels: Tensor) -> str | None:
+    """Refuse unauthorized images that BatchNorm statistics take for the source; return a warning of those near it."""
+    distance = judge.distance(pixels)
+    if distance is None:
+        return None
+    few = _SAME_OF_FEW / min(len(pixels), judge.at_once(1000))
+    same, near = _SAME + few, _NEARLY + few
+    if distance < same:
         raise InputError(
             f"unauthorized domain {name!r} looks like the model's own source (BatchNorm distance {distance:.4f}, below "
             f"{same:.4f}): the two can't be separated, and the mask would destroy the model; give another domain"
         )
-    near = _ALIKE + _SAME_OF_FEW / images
-    if distance is not None and distance < near and announce is not None:
-        announce(
-            f"warning: unauthorized domain {name!r} is nearly like the model's own source (BatchNorm distance "
-            f"{distance:.4f}, below {near:.4f}): without source images the mask may take much of the source with it; "
-            "measure it (watch=), or give authorized images"
-        )
+    if distance >= near:
+        return None
+    return (
+        f"unauthorized domain {name!r} is nearly like the model's own source (BatchNorm distance {distance:.4f}, below "
+        f"{near:.4f}): without source images the mask may take much of the source with it; measure it (watch=), or "
+        "learn with labelled images of both domains (authorized=)"
+    )

@@ -27,8 +27,6 @@ Count = Annotated[int, Field(ge=0)]
 _POOL = frozenset({"generated", "translated", "generator_steps", "restyled_weight"})
 """Fields that the default recipe alone uses."""
 
-_SOURCE_WEIGHT, _SOURCE_WEIGHT_WITHOUT = 8.0, 4.0
-
 _TURNS = frozenset(one.name for one in fields(AlternatingConfig)) - {one.name for one in fields(MaskConfig)}
 """Fields that the paper's recipe uses; ``synthesis_batch`` is the only one that the default uses too."""
 
@@ -50,8 +48,7 @@ class SyntheticConfig(AlternatingConfig):
         generator_steps: Steps to fit each generator. (Default recipe; no effect where real source images are given.)
         synthesis_batch: Images a step of those fits; with the recipe "paper", images a step that the generators learn
             from, both together. (No effect where real source images are given.)
-        source_weight: Weight of the agreement with the original model on images near the source; None takes 8 for a
-            network with BatchNorm and 4 for one without.
+        source_weight: Weight of the agreement with the original model on images near the source.
         restyled_weight: The same on copies in random styles, in proportion to their number where there are fewer of
             them than of images near the source. (Default recipe.)
         tolerance: Unlearning slows down in proportion as the student's disagreement with the original model on kept
@@ -72,7 +69,7 @@ class SyntheticConfig(AlternatingConfig):
             "ascent": 1.0,
             "limit": None,
             "clamp": "sample",
-            "source_weight": None,
+            "source_weight": 8.0,
             "restyled_weight": 2.0,
             "dependence_weight": 1.0,
         },
@@ -90,7 +87,7 @@ class SyntheticConfig(AlternatingConfig):
     generated: Count = 2048
     translated: Count = 2048
     generator_steps: Annotated[int, Field(ge=1)] = 250
-    source_weight: Positive | None = 1.0
+    source_weight: Positive = 1.0
     restyled_weight: Positive = 1.0
     tolerance: Positive | None = None
     dependence_weight: Weight = 0.0
@@ -106,19 +103,6 @@ class SyntheticConfig(AlternatingConfig):
                         f"{name} has no effect with recipe={self.recipe!r}: leave it out, or choose recipe={recipe!r}"
                     )
         return self
-
-    def source_weight_for(self, *, batch_norm: bool) -> float:
-        """Return the weight of the agreement for a network with or without BatchNorm.
-
-        Example:
-            >>> SyntheticConfig(recipe="default").source_weight_for(batch_norm=True)
-            8.0
-            >>> SyntheticConfig(source_weight=3.0).source_weight_for(batch_norm=True)
-            3.0
-        """
-        if self.source_weight is not None:
-            return self.source_weight
-        return _SOURCE_WEIGHT if batch_norm else _SOURCE_WEIGHT_WITHOUT
 
 
 def pixels_of(domain: Domain, image: ImageSpec, most: int) -> Tensor:
@@ -248,7 +232,6 @@ def pseudo_source(
         announce=session.announce,
         keep=lambda part, make: store.keep(part, make, count=counts[part], **({} if part == "generated" else seen)),
     )
-    if session.announce is not None:
-        for warning in pool.warnings():
-            session.announce(f"warning: {warning}")
+    for warning in pool.warnings():
+        session.warn(warning)
     return pool
