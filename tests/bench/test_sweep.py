@@ -93,6 +93,26 @@ def test_a_cell_of_other_settings_is_recomputed_and_said_so(store: Cells) -> Non
     assert any(said in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("changed", "asked"),
+    [({"source_weight": 3.0, "learning_rate": 1.0}, []), ({"generated": 7}, [0]), ({"seed": 9}, [0])],
+)
+def test_of_the_images_rivals_are_fed_with_only_what_makes_them_counts(
+    store: Cells, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], asked: list[int]
+) -> None:
+    rival = cell(method="NTL", setting="sf")
+    sweep([rival], store, Maker())
+    config_of = cells_module.config_of
+    monkeypatch.setattr(
+        cells_module,
+        "config_of",
+        lambda name, values: config_of(name, {**values, **(changed if name == "SFMap" else {})}),
+    )
+    again = Maker()
+    sweep([rival], store, again)
+    assert again.asked == asked
+
+
 def test_a_failing_cell_is_noted_and_the_others_go_on(store: Cells) -> None:
     outcome = sweep(FIVE, store, Maker(s1=ValueError("odd\nthing")), announce=lines.append)
     assert (outcome.failed, len(outcome.made)) == ([FIVE[1]], 4)

@@ -21,6 +21,22 @@ Job = Literal["confine", "ownership", "features"]
 Option = str | int | float | bool
 FORMAT = 1
 
+_OF_IMAGES = frozenset(
+    {
+        "seed",
+        "precision",
+        "generated",
+        "translated",
+        "restyled",
+        "generator_steps",
+        "synthesis_batch",
+        "most_images",
+        "pseudo_threshold",
+        "pseudo_augmentations",
+    }
+)
+"""Settings of SF-MAP on which the images and labels depend that rivals are fed with; the others it learns by."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -145,10 +161,10 @@ class Cells:
 
 def _settings(cell: Cell) -> Record:
     """Return a cell with all that its method's defaults are now, which tells it from results of other defaults."""
-    return {
-        **cell.to_dict(),
-        **json.loads(json.dumps({name: asdict(one) for name, one in cell.configurations.items()})),
-    }
+    values = {name: asdict(one) for name, one in cell.configurations.items()}
+    if "images" in values:
+        values["images"] = {name: value for name, value in values["images"].items() if name in _OF_IMAGES}
+    return {**cell.to_dict(), **json.loads(json.dumps(values))}
 
 
 def write_record(path: Path, record: Record) -> None:
