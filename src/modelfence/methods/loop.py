@@ -84,7 +84,7 @@ class Session:
     announce: Callable[[str], None] | None = None
 
     def warn(self, text: str) -> None:
-        """Tell a warning; what may still be refused is checked before."""
+        """Tell a warning."""
         if self.announce is not None:
             self.announce(f"{WARNING}{text}")
 

@@ -150,7 +150,7 @@ def _warn_of_loss(history: Sequence[Row], config: SyntheticConfig, session: Sess
     if lost > _DOUBTFUL:
         session.warn(
             f"the masked model answers {lost:.0%} of the images near the source otherwise than the original: it may "
-            "have lost much of the source; measure it (watch=), or take fewer steps, or a higher source_weight"
+            "have lost much of the source; measure it on source images, if there are any (watch=)"
         )
 
 

@@ -35,11 +35,11 @@ class SFMap(SyntheticConfig):
 
     Attributes:
         restyled: Copies in random styles to make of the unauthorized images; those that the model disagrees on are
-            dropped; 0 makes none. For a network without BatchNorm they count as images near the source
-            (``restyled_weight`` has no effect then): nothing else tells there what the source looks like. None makes
-            3072 for a network with BatchNorm, 12288 for one without. (Default recipe.)
-        longer_without_batch_norm: Factor on ``steps`` for a network without BatchNorm, where a step learns in one mode,
-            not in two. (Default recipe.)
+            dropped; 0 makes none. For a network without BatchNorm they count as images near the source, beside
+            generated ones, of which there must be some (``restyled_weight`` has no effect then). None makes 3072 for a
+            network with BatchNorm, 12288 for one without. (Default recipe.)
+        longer_without_batch_norm: Factor on ``steps``, given or not, for a network without BatchNorm, where a step
+            learns in one mode, not in two. (Default recipe.)
         pseudo_threshold: Delta of Eq. 4: where the model is less sure of an unauthorized image, the mean over augmented
             copies takes the place of its class.
         pseudo_augmentations: How many copies; with 0 every image has its class.
@@ -71,7 +71,7 @@ class SFMap(SyntheticConfig):
     pseudo_augmentations: Count = 0
 
     def for_network(self, model: nn.Module) -> Self:
-        """Return these settings with what depends on BatchNorm filled in.
+        """Return these settings with what depends on BatchNorm filled in; they are for networks of that kind alone.
 
         Example:
             >>> found = SFMap(steps=10).for_network(nn.Linear(2, 2))
