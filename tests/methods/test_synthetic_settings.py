@@ -1,5 +1,6 @@
 """Source-free and data-free learning: what it is learned on, what it never sees, and that it can be repeated."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -318,10 +319,18 @@ def test_fewer_restyled_images_than_near_ones_weigh_less(monkeypatch, restyled, 
 
 @pytest.mark.parametrize(("kind", "steps", "copies"), [("cnn", 2, 3072), ("mlp", 5, 12288)])
 def test_without_batch_norm_it_learns_longer_and_on_more_copies(kind, steps, copies):
-    method = SFMap(**SOURCE_FREE | {"steps": 2, "restyled": None, "longer_without_batch_norm": 2.5})
+    method = SFMap(**SOURCE_FREE | {"steps": 2, "restyled": 3072, "longer_without_batch_norm": 2.5})
     result = protect(toy.trained(kind), unauthorized=target(), image=IMAGE, method=method)
     assert result.history[-1]["step"] == steps
     assert (result.config.steps, result.config.restyled) == (steps, copies)
+
+
+@pytest.mark.parametrize(("patience", "warned"), [(None, True), (1, False)])
+def test_it_is_the_mask_that_is_kept_that_is_warned_of(patience, warned):
+    told: list[str] = []
+    history = [{"gap": 0.9, "source_agreement": 0.95}, {"gap": 0.5, "source_agreement": 0.6}]
+    material._warn_of_loss(history, SFMap(patience=patience), replace(session(), announce=told.append))
+    assert [text.startswith("warning: the masked model answers 40%") for text in told] == [True] * warned
 
 
 @pytest.mark.parametrize("kind", ["cnn", "mlp"])

@@ -28,6 +28,7 @@ _OF_IMAGES = frozenset(
         "generated",
         "translated",
         "restyled",
+        "more_without_batch_norm",
         "generator_steps",
         "synthesis_batch",
         "most_images",

@@ -54,7 +54,7 @@ def stand_ins(
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in unauthorized.items()}
     judge = judge_of(model, image, session)
     every = torch.cat(list(pixels.values()))
-    pool = pseudo_source(model, config, session, judge, every, restyled=config.for_network(model).restyled or 0)
+    pool = pseudo_source(model, config, session, judge, every, restyled=config.for_network(model).restyled)
     images = torch.cat(list(pool.parts.values()))
     answers = torch.cat([pool.logits[name] for name in pool.parts]).argmax(1)
     targets: dict[str, Domain] = {

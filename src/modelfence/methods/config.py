@@ -61,7 +61,11 @@ class LearnConfig:
         return self
 
     def for_network(self, model: nn.Module) -> Self:
-        """Return these settings with what depends on the network filled in; `protect` learns with those."""
+        """Return these settings with what depends on the network worked out; ``protect`` learns with those.
+
+        Args:
+            model: The network to be confined.
+        """
         del model
         return self
 

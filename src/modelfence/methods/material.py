@@ -42,7 +42,7 @@ class Examples:
     answers: Tensor
 
     def joined(self, other: "Examples") -> "Examples":
-        """Return these examples and others under this name."""
+        """Return these examples and others, which have images and answers of the same shapes, under this name."""
         return Examples(self.name, torch.cat([self.pixels, other.pixels]), torch.cat([self.answers, other.answers]))
 
     def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":

@@ -22,6 +22,9 @@ from modelfence.methods.synthetic import Count, SyntheticConfig, image_of, judge
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.pseudo_labels import pseudo_labels
 
+_WITHOUT_BATCH_NORM = {"longer_without_batch_norm": "steps", "more_without_batch_norm": "restyled"}
+"""Factors for networks without BatchNorm, by name, and what each multiplies."""
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SFMap(SyntheticConfig):
@@ -36,8 +39,9 @@ class SFMap(SyntheticConfig):
     Attributes:
         restyled: Copies in random styles to make of the unauthorized images; those that the model disagrees on are
             dropped; 0 makes none. For a network without BatchNorm they count as images near the source, beside
-            generated ones, of which there must be some (``restyled_weight`` has no effect then). None makes 3072 for a
-            network with BatchNorm, 12288 for one without. (Default recipe.)
+            generated ones, of which there must be some (``restyled_weight`` has no effect then). (Default recipe.)
+        more_without_batch_norm: Factor on ``restyled``, given or not, for a network without BatchNorm, where nothing
+            else tells what the source looks like. (Default recipe.)
         longer_without_batch_norm: Factor on ``steps``, given or not, for a network without BatchNorm, where a step
             learns in one mode, not in two. (Default recipe.)
         pseudo_threshold: Delta of Eq. 4: where the model is less sure of an unauthorized image, the mean over augmented
@@ -62,38 +66,36 @@ class SFMap(SyntheticConfig):
     }
     ONLY: ClassVar[Mapping[str, frozenset[str]]] = {
         **SyntheticConfig.ONLY,
-        "default": SyntheticConfig.ONLY["default"] | {"restyled", "longer_without_batch_norm"},
+        "default": SyntheticConfig.ONLY["default"] | {"restyled", *_WITHOUT_BATCH_NORM},
     }
 
-    restyled: Count | None = None
+    restyled: Count = 3072
+    more_without_batch_norm: Positive = 4.0
     longer_without_batch_norm: Positive = 2.0
     pseudo_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
     pseudo_augmentations: Count = 0
 
     def for_network(self, model: nn.Module) -> Self:
-        """Return these settings with what depends on BatchNorm filled in; they are for networks of that kind alone.
+        """Return these settings with the factors for networks without BatchNorm multiplied in, and set to 1.
+
+        Args:
+            model: The network; what comes back is for networks of its kind alone.
 
         Example:
             >>> found = SFMap(steps=10).for_network(nn.Linear(2, 2))
             >>> found.steps, found.restyled, found.for_network(nn.Linear(2, 2)) == found
             (20, 12288, True)
-            >>> found = SFMap(steps=10).for_network(nn.BatchNorm2d(2))
-            >>> found.steps, found.restyled
-            (10, 3072)
+            >>> SFMap().for_network(nn.BatchNorm2d(2)) == SFMap()
+            True
         """
-        if self.recipe == "paper":
+        if self.recipe == "paper" or has_batch_norm(model):
             return self
-        if has_batch_norm(model):
-            return replace(self, restyled=_RESTYLED if self.restyled is None else self.restyled)
-        return replace(
-            self,
-            restyled=_RESTYLED_WITHOUT if self.restyled is None else self.restyled,
-            steps=max(1, round(self.steps * self.longer_without_batch_norm)),
-            longer_without_batch_norm=1.0,
-        )
+        values: dict[str, Any] = dict.fromkeys(_WITHOUT_BATCH_NORM, 1.0)
+        for factor, name in _WITHOUT_BATCH_NORM.items():
+            given = getattr(self, name)
+            values[name] = max(min(1, given), round(given * getattr(self, factor)))
+        return replace(self, **values)
 
-
-_RESTYLED, _RESTYLED_WITHOUT = 3072, 12288
 
 # BatchNorm distance: source images had 0.0012 at most, other digit domains 0.12 and more, in the pairs looked at
 _SAME = 0.005
@@ -107,7 +109,7 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
 
     Args:
         model: The trained network; it isn't changed.
-        config: The method's settings, filled in for this network.
+        config: The method's settings, as ``for_network`` returns them.
         session: Unauthorized domains, device, where to save.
 
     Raises:
@@ -126,7 +128,7 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     if config.recipe == "paper":
         return learn_in_turn(model, config, session, judge, targets=targets)
     every = torch.cat(list(pixels.values()))
-    pool = pseudo_source(model, config, session, judge, every, restyled=config.restyled or 0)
+    pool = pseudo_source(model, config, session, judge, every, restyled=config.restyled)
     near = Examples("pseudo-source", pool.near, pool.near_logits)
     copies = pool.parts.get("restyled")
     far = None if copies is None else Examples("restyled copies", copies, pool.logits["restyled"])
