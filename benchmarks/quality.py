@@ -36,7 +36,11 @@ FAMILIES = {
         "classes": 10,
         "pairs": [("cifar10", "stl10"), ("stl10", "cifar10"), ("cifar10", "cinic10_imagenet")],
     },
-    "pacs": {"size": 32, "classes": 7, "pairs": [("pacs_photo", "pacs_sketch")]},
+    "pacs": {
+        "size": 32,
+        "classes": 7,
+        "pairs": [("pacs_photo", f"pacs_{style}") for style in ("sketch", "art_painting", "cartoon")],
+    },
 }
 
 

@@ -45,6 +45,7 @@ class Artifact:
         origin: How the original network is built and what it eats; None writes the weights without that record.
         evaluation: What was measured; None leaves out the table and the model card.
         synthetic: Images that were synthesized for learning; a few of them are kept.
+        warnings: Sentences about what may make the result worse than it looks.
         facts: Further JSON values for ``report.json``, such as seconds.
     """
 
@@ -56,6 +57,7 @@ class Artifact:
     origin: LoadedModel | None = None
     evaluation: Evaluation | None = None
     synthetic: Synthetic = field(default_factory=Synthetic)
+    warnings: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -101,6 +103,7 @@ def _write(folder: Path, artifact: Artifact) -> dict[str, Any]:
         "evaluation": None if artifact.evaluation is None else artifact.evaluation.to_dict(),
         **({} if artifact.mask is None else {"mask": _mask_facts(artifact.mask)}),
         **_synthetic_facts(artifact),
+        "warnings": list(artifact.warnings),
         **artifact.facts,
         "machine": machine(),
     }
@@ -123,7 +126,7 @@ def _synthetic_facts(artifact: Artifact) -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"parts": {part: dict(facts) for part, facts in made.facts.items()}}
     names = _class_names(artifact)
-    return {"synthetic": {**facts, "warnings": list(made.warnings), **({"class_names": names} if names else {})}}
+    return {"synthetic": {**facts, **({"class_names": names} if names else {})}}
 
 
 def _class_names(artifact: Artifact) -> list[str] | None:
@@ -206,7 +209,9 @@ def read_report(folder: Path) -> dict[str, Any]:
     if "mask" in report and not _are_layers(report["mask"]):
         raise ArtifactError(f"{path}: mask.layers: must be a list of name, kept and total; run it again")
     if "synthetic" in report and not _is_synthetic(report["synthetic"]):
-        raise ArtifactError(f"{path}: synthetic: must have parts with numbers, and warnings; run it again")
+        raise ArtifactError(f"{path}: synthetic: must have parts with numbers; run it again")
+    if not _are_texts(report.get("warnings", [])):
+        raise ArtifactError(f"{path}: warnings: must be a list of texts; run it again")
     if not _are_numbers(report.get("agreement", {})):
         raise ArtifactError(f"{path}: agreement: must be numbers by name; run it again")
     return dict(report)
@@ -215,9 +220,11 @@ def read_report(folder: Path) -> dict[str, Any]:
 def _is_synthetic(record: object) -> bool:
     if not isinstance(record, dict) or not isinstance(record.get("parts"), dict):
         return False
-    lists = record.get("warnings"), record.get("class_names", [])
-    texts = all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in lists)
-    return texts and all(_are_numbers(facts) for facts in record["parts"].values())
+    return _are_texts(record.get("class_names", [])) and all(map(_are_numbers, record["parts"].values()))
+
+
+def _are_texts(record: object) -> bool:
+    return isinstance(record, list) and all(isinstance(text, str) for text in record)
 
 
 def _are_numbers(record: object) -> bool:

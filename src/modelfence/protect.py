@@ -45,8 +45,8 @@ class Protection:
         masks: With ``masks="one_each"``: the mask of every unauthorized domain, by name; else empty.
         history: One row per measurement: step, loss and its terms, share of weights kept, held-out accuracies.
         config: The configuration used, every value resolved.
-        synthetic: Where data was missing: some of the images that were synthesized instead, to look at, and what looks
-            wrong with them.
+        synthetic: Where data was missing: some of the images that were synthesized instead, to look at.
+        warnings: Sentences about what may make the result worse than it looks, such as a domain near the source.
     """
 
     model: nn.Module
@@ -55,6 +55,7 @@ class Protection:
     history: list[Row]
     config: LearnConfig
     synthetic: Synthetic = field(default_factory=Synthetic)
+    warnings: tuple[str, ...] = ()
 
     def save(self, folder: str | Path, *, evaluation: "Evaluation | None" = None) -> Path:
         """Write the output folder (docs/artifact.md): the checkpoint to ship, the owner's record, the history.
@@ -79,6 +80,7 @@ class Protection:
             config=self.config,
             evaluation=evaluation,
             synthetic=self.synthetic,
+            warnings=self.warnings,
         )
         write_artifact(Path(folder), artifact)
         return Path(folder)
@@ -125,8 +127,8 @@ def protect(
         cache: Folder where synthetic images are kept, by the model's digest, for other runs; None keeps those of
             this run in ``output`` alone.
         announce: Called with a line of text now and then while images are synthesized, and with warnings, which begin
-            with "warning: "; without it warnings, and nothing else, are logged.
-        progress: Called with every row of the history as it is made.
+            with "warning: "; without it warnings, and nothing else, are logged. (Of several processes, by the first.)
+        progress: Called with every row of the history as it is made. (Likewise.)
         fabric: A Lightning Fabric to run on (device, precision, processes); None takes one process on the best
             device. Give it launched.
 
@@ -177,15 +179,19 @@ def protect(
         progress=progress,
         image=image,
         cache=kept,
-        announce=announce or (_log_warning if fabric.is_global_zero else None),
+        announce=(announce or _log_warning) if fabric.is_global_zero else None,
     )
+    if found.check is not None:
+        found.check(base, config, session)
     if isinstance(config, MaskConfig) and config.masks == "one_each":
         return _one_each(base, found, config, session, apart, watched)
     learned = found.learn(base, config, session)
     if learned.weights is not None:
-        return Protection(with_weights(base, learned.weights), None, {}, learned.history, config)
-    mask = Mask.of(base, learned.kept, _metadata(config))
-    return Protection(mask.apply(base), mask, {}, learned.history, config, learned.synthetic)
+        confined, mask = with_weights(base, learned.weights), None
+    else:
+        mask = Mask.of(base, learned.kept, _metadata(config))
+        confined = mask.apply(base)
+    return Protection(confined, mask, {}, learned.history, config, learned.synthetic, tuple(session.warnings))
 
 
 def _log_warning(text: str) -> None:
@@ -218,7 +224,8 @@ def _one_each(
         history += [{"mask": index, **row} for row in learned.history]
         synthetic.append(learned.synthetic)
     mask = Mask.combine(list(masks.values()), base)
-    return Protection(mask.apply(base), mask, masks, history, config, together(tuple(synthetic)))
+    made = together(tuple(synthetic))
+    return Protection(mask.apply(base), mask, masks, history, config, made, tuple(session.warnings))
 
 
 def _held_out(

@@ -100,13 +100,13 @@ def test_an_evaluation_with_any_value_of_another_kind_is_read_or_refused(finishe
     [
         *(
             (key, wrong)
-            for key in ("evaluation", "mask", "format", "synthetic", "agreement")
+            for key in ("evaluation", "mask", "format", "synthetic", "agreement", "warnings")
             for wrong in WRONG
-            if (key, wrong) not in [("evaluation", None), ("agreement", {})]  # which are allowed
+            if (key, wrong) not in [("evaluation", None), ("agreement", {}), ("warnings", [])]  # which are allowed
         ),
-        ("synthetic", {"parts": {"generated": {"images": 10**400}}, "warnings": []}),
-        ("synthetic", {"parts": {}, "warnings": [1]}),
-        ("synthetic", {"parts": {}, "warnings": [], "class_names": [None]}),
+        ("synthetic", {"parts": {"generated": {"images": 10**400}}}),
+        ("synthetic", {"parts": {}, "class_names": [None]}),
+        ("warnings", [1]),
     ],
     ids=lambda value: repr(value)[:12],
 )

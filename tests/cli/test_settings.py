@@ -88,7 +88,7 @@ def test_what_is_warned_of_before_a_refusal_leaves_an_earlier_result_alone(
     monkeypatch.setattr("modelfence.methods.sfmap._NEARLY", 1e9)
     nothing = sets({"method.generated": 0, "method.translated": 0})
     result = protect(*SOURCE_FREE, *nothing, "--force")
-    assert_bad_input(result, "no images would be made")
+    assert_bad_input(result, "no images near the source would be made")
     assert "nearly like the model's own source" in result.stderr
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
@@ -135,7 +135,7 @@ def test_progress_and_warnings_reach_the_terminal(source_free: tuple[Path, Resul
     assert "agreement near the source " in rows[0]
     assert "on font_digits " in rows[0]
     assert "  generated images: step 2 of 2 (" in result.stderr
-    warned = read_report(folder)["synthetic"]["warnings"]
+    warned = read_report(folder)["warnings"]
     assert warned  # two steps make no good generator
     for warning in warned:
         assert f"  warning: {warning}" in result.stderr.splitlines()

@@ -256,7 +256,7 @@ def test_what_was_made_can_be_looked_at(setting):
     wanted = {"source-free": {"generated"}, "data-free": {"generated", "neighbours"}, "source only": {"neighbours"}}
     assert set(made.samples) == set(made.facts) == wanted[setting]
     assert all(len(some.images) == len(some.classes) > 0 for some in made.samples.values())
-    assert made.warnings == ()
+    assert result.warnings == ()
     assert said == []
 
 

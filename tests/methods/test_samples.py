@@ -5,7 +5,7 @@ from tests.methods import toy
 
 import modelfence as mf
 from modelfence.data.image_spec import ImageSpec
-from modelfence.methods.samples import MOST, Synthetic, of_neighbours, sample, together
+from modelfence.methods.samples import MOST, Synthetic, of_neighbours, sample, together, warning_of_neighbours
 
 IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.25,), std=(0.5,))
 TINY = {"steps": 2, "batch_size": 16, "evaluate_every": 2, "precision": "fp32", "seed": 1}
@@ -25,17 +25,20 @@ def test_a_sample_shows_the_share_of_every_class():
 
 def test_classes_that_are_missing_around_the_source_are_told():
     pixels = torch.zeros(300, 1, 2, 2, dtype=torch.uint8)
-    found = of_neighbours(pixels, torch.arange(300) % 2, of_classes=3)
+    some, all_of_them = torch.arange(300) % 2, torch.arange(300) % 3
+    found = of_neighbours(pixels, some, of_classes=3)
     assert found.facts["neighbours"] == {"images": 300.0, "classes": 2.0, "of_classes": 3.0}
-    assert found.warnings[0].startswith("neighbours images: 1 of 3 classes are (nearly) missing")
-    assert of_neighbours(pixels, torch.arange(300) % 3, of_classes=3).warnings == ()
+    told = warning_of_neighbours(some, of_classes=3)
+    assert told is not None
+    assert told.startswith("neighbours images: 1 of 3 classes are (nearly) missing")
+    assert warning_of_neighbours(all_of_them, of_classes=3) is None
 
 
 def test_of_several_the_first_counts():
     first, second = (of_neighbours(torch.zeros(9, 1, 1, 1), torch.arange(9) % 3, of_classes=k) for k in (3, 4))
     both = together((first, second))
+    assert first.facts != second.facts
     assert both.facts == first.facts
-    assert both.warnings == second.warnings
     assert together(()) == Synthetic()
 
 

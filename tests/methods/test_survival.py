@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from modelfence.errors import InputError, Interrupted
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.digest import digest_of
 from modelfence.methods import material
-from modelfence.methods.loop import Session
+from modelfence.methods.loop import WARNING, Session
 from modelfence.methods.material import Examples, Material
 from modelfence.methods.synthetic import pixels_of
 from modelfence.protect import Protection
@@ -179,15 +180,17 @@ def shifted(size: float, count: int = 1000) -> TensorDataset:
 
 def told_of(model: nn.Module, target: TensorDataset) -> list[str]:
     told: list[str] = []
-    protect(model, unauthorized=target, image=BLOBS, method=METHODS["source-free"], announce=told.append)
-    return [text for text in told if "nearly like" in text]
+    result = protect(model, unauthorized=target, image=BLOBS, method=METHODS["source-free"], announce=told.append)
+    warned = [text.removeprefix(WARNING) for text in told if text.startswith(WARNING)]
+    assert list(result.warnings) == warned
+    return [text for text in warned if "nearly like" in text]
 
 
 def test_a_target_nearly_like_the_source_is_warned_of_and_one_far_from_it_is_not():
     model = knows_its_source(toy.blobs(2000, seed=5).tensors[0])
     near, far = told_of(model, shifted(0.1)), told_of(model, toy.blobs(400, inverted=True))
     assert len(near) == 1
-    assert near[0].startswith("warning: unauthorized domain 'unauthorized'")
+    assert near[0].startswith("unauthorized domain 'unauthorized'")
     assert "\n" not in near[0]
     assert far == []
 
@@ -200,18 +203,22 @@ def test_warnings_are_logged_where_nobody_is_told(caplog):
     assert not any(": step" in text for _, text in logged)
 
 
-def test_nothing_is_told_before_a_later_domain_is_refused():
+@pytest.mark.parametrize("masks", ["joint", "one_each"])
+def test_nothing_is_told_or_learned_before_a_later_domain_is_refused(masks):
     source = toy.blobs(2000, seed=5)
     told: list[str] = []
+    rows: list[dict[str, float]] = []
     with pytest.raises(InputError, match="'same' looks like"):
         protect(
             knows_its_source(source.tensors[0]),
             unauthorized={"near": shifted(0.1), "same": source},
             image=BLOBS,
-            method=METHODS["source-free"],
+            method=replace(METHODS["source-free"], masks=masks),
             announce=told.append,
+            progress=rows.append,
         )
     assert told == []
+    assert rows == []
 
 
 # Memory

@@ -134,10 +134,10 @@ def test_every_row_of_the_table_has_every_column(full):
 
 def test_synthetic_images_and_proxies(make_evaluation, tmp_path):
     images, classes = torch.zeros(9, 1, 8, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64)
-    made = Sheets({"generated": (images, classes)}, {"generated": {"images": 80.0}}, [HOSTILE], [HOSTILE])
+    made = Sheets({"generated": (images, classes)}, {"generated": {"images": 80.0}}, [HOSTILE])
     rows = [{"step": 5, "source_agreement": 0.9, "watch:mnist": 0.7, "loss": 1.0}]
-    path = write_report(tmp_path, evaluation=make_evaluation(), history=rows, synthetic=made, title="A title")
-    page = parsed(path)
+    told = {"history": rows, "synthetic": made, "warnings": [HOSTILE]}
+    page = parsed(write_report(tmp_path, evaluation=make_evaluation(), **told, title="A title"))
     assert "script" not in {tag for tag, _ in page.seen}
     assert f"Warning: {HOSTILE}." in page.text
     assert "generated: generated from noise until the model was sure of them (80 images)" in page.text

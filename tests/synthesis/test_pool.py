@@ -42,7 +42,7 @@ def test_parts_follow_what_is_there():
     assert {"generated", "translated"} <= set(with_images.parts)
     assert len(with_images.near) == 50
     assert "translated" not in pool(classifier(norm=False), pixels()).parts
-    with pytest.raises(InputError, match="no images would be made"):
+    with pytest.raises(InputError, match="no images near the source would be made"):
         pool(classifier(), generated=0)
 
 

@@ -110,5 +110,5 @@ def summary(report: dict[str, Any], folder: str) -> str:
 
 
 def warnings_of(report: dict[str, Any]) -> list[str]:
-    """Return what looked wrong with the synthetic images of a run, a line each."""
-    return [f"Warning: {warning}." for warning in report.get("synthetic", {}).get("warnings", ())]
+    """Return what was warned of in a run, a line each."""
+    return [f"Warning: {warning}." for warning in report["warnings"]]

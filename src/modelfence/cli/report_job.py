@@ -49,6 +49,7 @@ def make_report(folder: Path, *, samples: bool = False, title: str | None = None
         history=read_history(folder),
         samples=_images(folder, run) if samples else None,
         synthetic=_synthetic(folder, report),
+        warnings=report.get("warnings", ()),
         config=parse_toml(folder / RUN),
         title=title or (f"A model confined to {names}" if names else "A confined model"),
         masked="mask" in report,
@@ -61,7 +62,7 @@ def _synthetic(folder: Path, report: Mapping[str, Any]) -> Sheets | None:
     if not samples:
         return None
     record = report.get("synthetic", {})
-    return Sheets(dict(samples), record.get("parts", {}), record.get("warnings", ()), record.get("class_names"))
+    return Sheets(dict(samples), record.get("parts", {}), record.get("class_names"))
 
 
 def _images(folder: Path, run: Run) -> dict[str, Tensor]:

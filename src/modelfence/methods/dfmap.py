@@ -18,7 +18,7 @@ from modelfence.methods.loop import Learned, Session
 from modelfence.methods.material import Examples, Material, learn_on
 from modelfence.methods.paper_recipe import STYLED, learn_in_turn
 from modelfence.methods.registry import learner
-from modelfence.methods.samples import Synthetic, of_neighbours, of_pool, together
+from modelfence.methods.samples import Synthetic, of_neighbours, of_pool, together, warning_of_neighbours
 from modelfence.methods.synthetic import SyntheticConfig, image_of, judge_of, pixels_of, pseudo_source
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.neighbours import neighbours
@@ -117,8 +117,9 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
             )
     material = _material(judge, given, drawn, config)
     styled = material.targets[STYLED]
-    around = of_neighbours(styled.pixels, styled.answers.argmax(1), styled.answers.shape[1])
-    for warning in around.warnings:
+    labels, classes = styled.answers.argmax(1), styled.answers.shape[1]
+    around = of_neighbours(styled.pixels, labels, classes)
+    if warning := warning_of_neighbours(labels, classes):
         session.warn(warning)
     learned = learn_on(model, config, session, material, image)
     return replace(learned, synthetic=together((made, around)))

@@ -70,6 +70,7 @@ class Session:
         cache: Folder where synthetic images are kept for other runs with the same model; None keeps those of this
             run beside its state.
         announce: Told in words how the work before the learning goes, and warnings.
+        warnings: What was warned of so far; sessions made from this one by ``replace`` share it.
     """
 
     fabric: Fabric
@@ -82,9 +83,13 @@ class Session:
     image: ImageSpec | None = None
     cache: Path | None = None
     announce: Callable[[str], None] | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def warn(self, text: str) -> None:
-        """Tell a warning."""
+        """Note a warning, and tell it; once, however often it comes up."""
+        if text in self.warnings:
+            return
+        self.warnings.append(text)
         if self.announce is not None:
             self.announce(f"{WARNING}{text}")
 

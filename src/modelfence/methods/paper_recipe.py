@@ -146,7 +146,7 @@ class _Turns:
         if self.styles is not None:
             styled = self._styled(near, self.styles)
             found.append(of_neighbours(styled.pixels, styled.answers.argmax(1), styled.answers.shape[1]))
-        return replace(together(tuple(found)), warnings=())  # what those advise helps the default recipe alone
+        return together(tuple(found))
 
     def _looked_at(self) -> Examples:
         if self.near is not None:

@@ -25,6 +25,8 @@ class Method:
         labels: Whether it reads labels; one that doesn't is given domains without them.
         learn: The function.
         default: Whether it may be chosen by the data alone; else it has to be named.
+        check: Looks at all domains of a session before anything is learned, even where each gets its own mask: it
+            refuses those that can't be used and warns of those that may do harm. None has nothing to look at.
     """
 
     config: type
@@ -33,6 +35,7 @@ class Method:
     labels: bool
     learn: Callable[[nn.Module, Any, Session], Learned]
     default: bool = True
+    check: Callable[[nn.Module, Any, Session], None] | None = None
 
 
 METHODS: dict[type, Method] = {}
@@ -66,6 +69,7 @@ def learner(
     takes: tuple[str, ...] = (),
     labels: bool = True,
     default: bool = True,
+    check: Callable[[nn.Module, Any, Session], None] | None = None,
 ) -> Callable[[Any], Any]:
     """Register a learning function under its configuration class; the arguments are those of :class:`Method`.
 
@@ -75,10 +79,11 @@ def learner(
         takes: Which may be given beside.
         labels: Whether it reads labels.
         default: Whether it may be chosen by the data alone.
+        check: Looks at all domains beforehand.
     """
 
     def register(function: Callable[[nn.Module, Any, Session], Learned]) -> Any:
-        METHODS[config] = Method(config, needs, takes, labels, function, default)
+        METHODS[config] = Method(config, needs, takes, labels, function, default, check)
         return function
 
     return register

@@ -35,12 +35,10 @@ class Synthetic:
         samples: By part: "generated" from noise, "translated" into the source's style, "restyled" copies of
             unauthorized images, "neighbours", the styled images that stand in for unauthorized ones.
         facts: By part: numbers about all its images, such as how many there are and how many classes.
-        warnings: Sentences about images that look collapsed.
     """
 
     samples: Mapping[str, Sample] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
 
 def sample(pixels: Tensor, classes: Tensor) -> Sample:
@@ -64,7 +62,7 @@ def sample(pixels: Tensor, classes: Tensor) -> Sample:
 def of_pool(pool: PseudoSource) -> Synthetic:
     """Return what there is to show of a pseudo-source."""
     samples = {name: sample(pixels, pool.logits[name].argmax(1)) for name, pixels in pool.parts.items()}
-    return Synthetic(samples, dict(pool.facts), pool.warnings())
+    return Synthetic(samples, dict(pool.facts))
 
 
 def of_neighbours(pixels: Tensor, labels: Tensor, of_classes: int) -> Synthetic:
@@ -75,23 +73,39 @@ def of_neighbours(pixels: Tensor, labels: Tensor, of_classes: int) -> Synthetic:
         labels: What the original model says of each, int64 (N,).
         of_classes: Number of the model's classes, K.
     """
-    share = torch.bincount(labels, minlength=of_classes) / len(labels)
-    rare = int((share <= _FEW / of_classes).sum())
-    facts = {"images": float(len(pixels)), "classes": float(of_classes - rare), "of_classes": float(of_classes)}
-    warning = (
+    seen = of_classes - _rare(labels, of_classes)
+    facts = {"images": float(len(pixels)), "classes": float(seen), "of_classes": float(of_classes)}
+    return Synthetic({"neighbours": sample(pixels, labels)}, {"neighbours": facts})
+
+
+def warning_of_neighbours(labels: Tensor, of_classes: int) -> str | None:
+    """Return a sentence where classes are missing among images that stand in for unauthorized ones, else None.
+
+    Args:
+        labels: What the original model says of each, int64 (N,).
+        of_classes: Number of the model's classes, K.
+    """
+    rare = _rare(labels, of_classes)
+    if not rare:
+        return None
+    return (
         f"neighbours images: {rare} of {of_classes} classes are (nearly) missing, and those aren't unlearned: raise "
         "neighbours, or try another seed"
     )
-    found = {"neighbours": sample(pixels, labels)}
-    return Synthetic(found, {"neighbours": facts}, (warning,) if rare else ())
+
+
+def _rare(labels: Tensor, of_classes: int) -> int:
+    """Return how many classes have a tenth of their share of the images at most."""
+    share = torch.bincount(labels, minlength=of_classes) / len(labels)
+    return int((share <= _FEW / of_classes).sum())
 
 
 def together(parts: tuple[Synthetic, ...]) -> Synthetic:
     """Return several as one; where two have the same part, the first one's counts.
 
     Example:
-        >>> together((Synthetic(warnings=("a", "b")), Synthetic(warnings=("b",)))).warnings
-        ('a', 'b')
+        >>> together((Synthetic(), Synthetic())) == Synthetic()
+        True
     """
     samples: dict[str, Sample] = {}
     facts: dict[str, Mapping[str, float]] = {}
@@ -102,5 +116,4 @@ def together(parts: tuple[Synthetic, ...]) -> Synthetic:
     return Synthetic(
         {name: samples[name] for name in order},
         {name: facts[name] for name in order if name in facts},
-        tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
     )

@@ -103,7 +103,30 @@ _SAME_OF_FEW = 0.25  # over the number of images, to be added: 64 source images 
 _NEARLY = 0.05  # pairs of CIFAR-10, STL-10 and CINIC-10 had 0.008 to 0.015, pairs of digit domains 0.12 and more
 
 
-@learner(SFMap, needs=("unauthorized",), labels=False)
+def refuse_the_source(model: nn.Module, config: SFMap, session: Session) -> None:
+    """Refuse unauthorized domains that BatchNorm statistics take for the source; warn of those near it.
+
+    Args:
+        model: The trained network.
+        config: The method's settings.
+        session: Unauthorized domains.
+
+    Raises:
+        InputError: What the model eats isn't known, or a domain looks like the model's source.
+    """
+    image = image_of(session)
+    judge = judge_of(model, image, session)
+    if not judge.batch_norm:
+        return
+    warnings = [
+        _require_another_domain(name, judge, pixels_of(domain, image, config.most_images))
+        for name, domain in session.unauthorized.items()
+    ]
+    for warning in filter(None, warnings):
+        session.warn(warning)
+
+
+@learner(SFMap, needs=("unauthorized",), labels=False, check=refuse_the_source)
 def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Learned:
     """Learn one mask against all unauthorized domains of the session, without any label and without the source.
 
@@ -113,7 +136,7 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
         session: Unauthorized domains, device, where to save.
 
     Raises:
-        InputError: The batch is too small, what the model eats isn't known, or the domains look like its source.
+        InputError: The batch is too small, or what the model eats isn't known.
         NonFiniteError: A loss term became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
@@ -121,10 +144,7 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
     shares(config.batch_size // 2, len(session.unauthorized))  # refuses what would be refused after the synthesis
     judge = judge_of(model, image, session)
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in session.unauthorized.items()}
-    near_source = [_require_another_domain(name, judge, some) for name, some in pixels.items()]
     targets = {name: Examples(name, some, assumed_labels(judge, some, config)) for name, some in pixels.items()}
-    for warning in filter(None, near_source):
-        session.warn(warning)
     if config.recipe == "paper":
         return learn_in_turn(model, config, session, judge, targets=targets)
     every = torch.cat(list(pixels.values()))

@@ -27,6 +27,7 @@ def write_report(
     history: Sequence[Mapping[str, Any]] = (),
     samples: Mapping[str, Tensor] | None = None,
     synthetic: Sheets | None = None,
+    warnings: Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
     title: str,
     masked: bool = True,
@@ -40,6 +41,7 @@ def write_report(
         history: Records of the run, see :func:`modelfence.report.figures.history_figure`.
         samples: Domain name to uint8 images (N, C, H, W).
         synthetic: What was synthesized for learning.
+        warnings: Sentences about what may make the result worse than it looks.
         config: The resolved configuration, nested mappings of plain values.
         title: Heading of the page, plain text.
         masked: Whether a mask confines the model; else it was retrained.
@@ -57,7 +59,8 @@ def write_report(
     for name, (figure, _, _) in drawn.items():
         style.save_figure(figure, folder / "figures", name)
     shown = {name: _figure_markup(*parts) for name, parts in drawn.items()}
-    sections = [_section("Summary", _summary(evaluation) + _list(proxies.agreements(history)))]
+    said = [*proxies.agreements(history), *(f"Warning: {warning}." for warning in warnings)]
+    sections = [_section("Summary", _summary(evaluation) + _list(said))]
     if evaluation is not None:
         sections.append(_section("Accuracy", shown["accuracy"] + _table(evaluation) + _notes(evaluation)))
     sections.append(_section("What this does not protect from", _list(wording.limits(evaluation, masked=masked))))
@@ -66,8 +69,7 @@ def write_report(
         sections.append(_section("How well what needs no labels followed the truth", told + shown["proxies"]))
     if synthetic is not None and synthetic.samples:
         sheets = "".join(shown[name] for name in shown if name.startswith("synthetic-"))
-        warned = [f"Warning: {warning}." for warning in synthetic.warnings]
-        sections.append(_section("What was synthesized", _list(warned) + sheets))
+        sections.append(_section("What was synthesized", sheets))
     titles = {"samples": "What the domains look like", "layers": "What the mask cuts", "history": "How it was learned"}
     sections += [_section(titles[name], shown[name]) for name in titles if name in shown]
     if config:

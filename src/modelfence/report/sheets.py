@@ -32,13 +32,11 @@ class Sheets(NamedTuple):
     Attributes:
         samples: Images, uint8 (N, C, H, W), and the class that the model gives each, int64 (N,), by part.
         facts: Numbers about all images of a part, by part.
-        warnings: Sentences about what looks wrong with them.
         names: The model's class names in label order, where they are known.
     """
 
     samples: Mapping[str, tuple[Tensor, Tensor]]
     facts: Mapping[str, Mapping[str, float]]
-    warnings: Sequence[str]
     names: Sequence[str] | None = None
 
 

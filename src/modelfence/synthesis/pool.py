@@ -150,7 +150,8 @@ def synthesize(
         )
     if not parts:
         raise InputError(
-            "pseudo-source: no images would be made; set generated (or, with BatchNorm, translated) above 0"
+            "pseudo-source: no images near the source would be made, and restyled copies alone don't keep it; set "
+            "generated (or, with BatchNorm, translated) above 0"
         )
     if unauthorized is not None and restyled:
         parts["restyled"] = made("restyled", lambda: restyle(judge, unauthorized, restyled, seed=seed))
