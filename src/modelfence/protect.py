@@ -22,6 +22,7 @@ from modelfence.methods.registry import Method, method_for
 from modelfence.methods.retraining import with_weights
 from modelfence.methods.samples import Synthetic, together
 from modelfence.methods.state import state_file
+from modelfence.models.autocast import attention_in_float32
 from modelfence.monitor import HeldOut, Watch, check_images
 
 if TYPE_CHECKING:
@@ -183,9 +184,10 @@ def protect(
     )
     if found.check is not None:
         found.check(base, config, session)
-    if isinstance(config, MaskConfig) and config.masks == "one_each":
-        return _one_each(base, found, config, session, apart, watched)
-    learned = found.learn(base, config, session)
+    with attention_in_float32(fabric.device):
+        if isinstance(config, MaskConfig) and config.masks == "one_each":
+            return _one_each(base, found, config, session, apart, watched)
+        learned = found.learn(base, config, session)
     if learned.weights is not None:
         confined, mask = with_weights(base, learned.weights), None
     else:

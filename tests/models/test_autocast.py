@@ -1,8 +1,15 @@
+import numpy as np
 import pytest
 import torch
+from tests.methods import toy
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from modelfence import ImageSpec, SAMap, protect
 from modelfence.errors import InputError
-from modelfence.models.autocast import autocast, default_precision, resolve_precision
+from modelfence.models.autocast import attention_in_float32, autocast, default_precision, resolve_precision
+from modelfence.models.zoo import create_model
 
 
 @pytest.mark.parametrize(("bf16", "amx", "expected"), [(1, 0, "bf16"), (0, 1, "bf16"), (0, 0, "fp32")])
@@ -40,3 +47,60 @@ def test_fp32_turns_an_outer_autocast_off():
         with autocast("cpu", "fp32"):
             assert layer(images).dtype == torch.float32
     assert layer.weight.dtype == torch.float32
+
+
+class Seen(TorchFunctionMode):
+    """Notes the dtypes that attention is computed in."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            self.dtypes |= {value.dtype for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def attention_by_hand(query, key, value, bias):
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1]) + bias
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return (shares / shares.sum(-1, keepdims=True)) @ value
+
+
+def test_attention_on_a_cpu_is_computed_in_float32_under_autocast():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 5, 4, dtype=torch.bfloat16) for _ in range(3))
+    bias = torch.randn(5, 5, dtype=torch.bfloat16)
+    with Seen() as seen, autocast("cpu", "bf16"):
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    assert seen.dtypes == {torch.float32}
+    assert found.dtype == torch.bfloat16
+    exact = attention_by_hand(*(one.double().numpy() for one in (query, key, value, bias)))
+    np.testing.assert_allclose(found.double().numpy(), exact, rtol=2**-8)  # rounded once
+
+
+def test_attention_is_left_alone_without_autocast():
+    heads = torch.randn(1, 1, 3, 4, dtype=torch.bfloat16)
+    with Seen() as seen, attention_in_float32("cpu"), autocast("cpu", "fp32"):
+        assert F.scaled_dot_product_attention(heads, heads, heads).dtype == torch.bfloat16
+    assert seen.dtypes == {torch.bfloat16}
+
+
+def test_attention_on_other_devices_is_left_alone():
+    heads = torch.randn(1, 1, 3, 4, device="meta")
+    with Seen() as seen, attention_in_float32("meta"), torch.autocast("cpu", dtype=torch.bfloat16):
+        F.scaled_dot_product_attention(heads, heads, heads)
+    assert seen.dtypes == {torch.float32}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_masks_are_learned_and_measured_with_attention_in_float32(precision):
+    torch.manual_seed(0)
+    image = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.25,))
+    args = {"img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 3}
+    model = create_model("vit_tiny_patch16_224", 10, image, **args)
+    method = SAMap(steps=2, batch_size=8, precision=precision)
+    with Seen() as seen:
+        protect(model, authorized=toy.blobs(40), unauthorized=toy.blobs(40, inverted=True), method=method)
+    assert seen.dtypes == {torch.float32}
