@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import math
+import sys
 import time
 from dataclasses import asdict
 
@@ -21,6 +22,7 @@ import torch
 from _common import RESULTS, WORK, cell, domains, image_spec, machine, source_model
 
 import modelfence as mf
+from modelfence.bench.cells import read_record
 from modelfence.evaluation.metrics import mean_st_d, st_d
 from modelfence.files import atomic_write
 from modelfence.models.autocast import resolve_precision
@@ -55,8 +57,7 @@ def measure(options, source, targets, seed):
     parts = {name: domains(name, facts["size"], 0) for name in (source, *targets)}
     tests = {name: part[2] for name, part in parts.items()}
     learn = {name: part[0] for name, part in parts.items()}
-    overrides = {"evaluate_every": 100, **json.loads(options.set)}
-    method = SETTINGS[options.setting](recipe=options.recipe, seed=seed, **overrides)
+    method = method_of(options, model, seed)
     start = time.time()
     protected = mf.protect(
         model,
@@ -88,6 +89,27 @@ def measure(options, source, targets, seed):
     }
 
 
+def method_of(options, model, seed):
+    """Return the configuration that a mask of this seed is learned by."""
+    overrides = {"evaluate_every": 100, **json.loads(options.set)}
+    return SETTINGS[options.setting](recipe=options.recipe, seed=seed, **overrides).for_network(model)
+
+
+def require_current(path, options, source, seed):
+    """Stop where a finished cell was made with other settings than those asked for."""
+    found = read_record(path, print)
+    if found is None:
+        return
+    facts = FAMILIES[options.family]
+    model = source_model(options.network, source, facts["size"], facts["classes"])
+    wanted = asdict(method_of(options, model, seed))
+    recorded = found["configuration"]
+    told = (wanted.keys() & recorded.keys()) - {"evaluate_every"}  # how often it is looked at changes no mask
+    other = {name: recorded[name] for name in sorted(told) if recorded[name] != wanted[name]}
+    if other:
+        sys.exit(f"{path}: was made with {other}: move it, or name these results otherwise (--tag)")
+
+
 def run(options):
     cells = list(itertools.product(options.seeds, masks(options)))
     if options.pairs:
@@ -95,8 +117,13 @@ def run(options):
     shard, shards = (int(part) for part in options.shard.split("/"))
     setting = "" if options.setting == "sa" else f"-{options.setting}"
     name = f"{options.family}-{options.network}{setting}-{options.recipe}" + (f"-{options.tag}" if options.tag else "")
-    for seed, (source, targets) in cells[shard - 1 :: shards]:
-        path = CELLS / name / f"{source}-{'+'.join(targets)}-{seed}.json"
+    mine = [
+        (seed, source, targets, CELLS / name / f"{source}-{'+'.join(targets)}-{seed}.json")
+        for seed, (source, targets) in cells[shard - 1 :: shards]
+    ]
+    for seed, source, _, path in mine:
+        require_current(path, options, source, seed)
+    for seed, source, targets, path in mine:
         made = cell(path, lambda: measure(options, source, targets, seed))  # noqa: B023
         print(name, line(made), flush=True)
 

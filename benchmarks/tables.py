@@ -10,6 +10,7 @@ from _common import RESULTS
 from quality import CELLS, numbers_of, summarize, targets_of
 
 from modelfence.files import atomic_write
+from modelfence.report import style
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 HEAD = """# Results
@@ -38,17 +39,84 @@ nothing to protect and are marked †. Closure is on balanced accuracy, all else
 an accuracy below chance counts as chance. "s" is seconds on a busy machine, not a measure of speed.
 """
 
+TRADED = {
+    "digits, VGG11-BN, mean of 8 pairs": ("digits-vgg11_bn-", None),
+    "CIFAR-10 > STL-10, VGG13-BN": ("objects-vgg13_bn-", "cifar10>stl10"),
+}
+"""What the trade-off shows: the beginning of the cells' names, and the pair, or None for the means over pairs."""
+TRADED_PAIRS = 8
+
 
 def percent(value):
     return f"{100 * value:.1f}"
 
 
-def quality():
-    found = {
+def read_cells():
+    return {
         path.name: [json.loads(one.read_text()) for one in sorted(path.glob("*.json"))]
         for path in sorted(CELLS.iterdir())
         if any(path.glob("*.json"))
     }
+
+
+def trade_off(found):
+    """Source-available masks that lose more or less of the source, and close more or less of the target."""
+    yield "## Trade-off\n"
+    yield "What keeps more of the source leaves more of the target. Seed 0, source-available; steps, the bound on the"
+    yield "unlearning of an image, or of a batch, in nats of cross-entropy, and what came of it (closure on balanced"
+    yield "accuracy).\n"
+    yield "![Closure over source drop](trade-off.svg)\n"
+    yield "| | | steps | bound | source drop, % | closure | closure after refresh |"
+    yield "| --- | --- | ---: | --- | ---: | ---: | ---: |"
+    drawn = {}
+    for title, (prefix, pair) in TRADED.items():
+        rows = []
+        for name, cells in found.items():
+            mine = [one for one in cells if one["seed"] == 0 and (pair is None or traded_pair(one) == pair)]
+            if not name.startswith(prefix) or not mine or mine[0].get("setting", "sa") != "sa":
+                continue
+            means = summarize([row for made in mine for row in numbers_of(made)])
+            if means["pairs"]["mean"] < (1 if pair else TRADED_PAIRS):
+                continue
+            numbers = [means[key]["mean"] for key in ("relative_source_drop", "closure", "closure_refreshed")]
+            rows.append((*numbers, name, mine[0]["configuration"]))
+        rows.sort(key=lambda row: row[0])
+        drawn[title] = [(100 * drop, closure) for drop, closure, *_ in rows]
+        for drop, closure, refreshed, name, configuration in rows:
+            told = f"{100 * drop:.2f} | {closure:.3f} | {refreshed:.3f}"
+            yield f"| {title} | {name} | {configuration['steps']} | {bound(configuration)} | {told} |"
+    draw(drawn)
+
+
+def traded_pair(made):
+    return f"{made['source']}>{targets_of(made)}"
+
+
+def bound(configuration):
+    """Say where unlearning ends, in nats of cross-entropy."""
+    limit, ascent = configuration["limit"], configuration["ascent"]
+    if limit is None:
+        return "log of classes + 0.2, image"
+    scale = 10 if configuration.get("scale") == "elementwise" else 1  # all of these have 10 classes
+    return f"{scale * limit / ascent:.3g}, {'image' if configuration['clamp'] == 'sample' else 'batch mean'}"
+
+
+@style.styled()
+def draw(drawn):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(style.WIDTH, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    for (title, points), colour in zip(drawn.items(), (style.AUTHORIZED, style.UNAUTHORIZED), strict=True):
+        axes.plot(*zip(*points, strict=True), "o", color=colour, label=title, markersize=5)
+    axes.set(xlabel="relative source drop, %", ylabel="closure", ylim=(0, 1.02))
+    axes.set_xlim(left=0)
+    axes.grid(visible=True)
+    axes.legend(loc="lower right")
+    style.save_svg(figure, PAGE.with_name("trade-off.svg"))
+
+
+def quality(found):
     recipes = {name: cells for name, cells in found.items() if name.endswith(("-default", "-paper"))}
     tried = {name: cells for name, cells in found.items() if name not in recipes}
     parts = ["## Recipes\n", *overview(recipes), ""]
@@ -204,7 +272,10 @@ def rivals():
 
 
 def main():
-    text = "\n".join([HEAD, *speed(), "", *source_free(), *ownership(), *rivals(), *quality()])
+    found = read_cells()
+    text = "\n".join(
+        [HEAD, *speed(), "", *source_free(), *ownership(), *rivals(), *trade_off(found), "", *quality(found)]
+    )
     atomic_write(PAGE, text.rstrip() + "\n")
     print(PAGE)
 

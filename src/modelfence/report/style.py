@@ -78,7 +78,20 @@ def save_figure(figure: "Figure", folder: Path, name: str) -> None:
         ArtifactError: The folder can't be written.
     """
     atomic_write(folder / f"{name}.png", png(figure))
-    atomic_write(folder / f"{name}.svg", _svg(figure, facecolor="white"))
+    save_svg(figure, folder / f"{name}.svg")
+
+
+def save_svg(figure: "Figure", path: Path) -> None:
+    """Write a figure as one SVG file.
+
+    Args:
+        figure: As for :func:`save_figure`.
+        path: Where to.
+
+    Raises:
+        ArtifactError: It can't be written.
+    """
+    atomic_write(path, _svg(figure, facecolor="white"))
 
 
 def png(figure: "Figure") -> bytes:
