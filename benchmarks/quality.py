@@ -95,8 +95,16 @@ def method_of(options, model, seed):
     return SETTINGS[options.setting](recipe=options.recipe, seed=seed, **overrides).for_network(model)
 
 
+_ONCE_NONE = ("restyled", "source_weight")
+"""Fields that were None in older cells where the recipe's value was taken."""
+
+
 def require_current(path, options, source, seed):
-    """Stop where a finished cell was made with other settings than those asked for."""
+    """Stop where a finished cell was made with other settings than those asked for.
+
+    A field that a cell lacks didn't exist then and had its present default. How often a run is measured changes no
+    mask.
+    """
     found = read_record(path, print)
     if found is None:
         return
@@ -104,8 +112,10 @@ def require_current(path, options, source, seed):
     model = source_model(options.network, source, facts["size"], facts["classes"])
     wanted = asdict(method_of(options, model, seed))
     recorded = found["configuration"]
-    told = (wanted.keys() & recorded.keys()) - {"evaluate_every"}  # how often it is looked at changes no mask
-    other = {name: recorded[name] for name in sorted(told) if recorded[name] != wanted[name]}
+    defaults = asdict(SETTINGS[options.setting]().for_network(model))
+    told = {name: recorded.get(name, defaults[name]) for name in sorted(wanted.keys() - {"evaluate_every"})}
+    unknown = [name for name in _ONCE_NONE if told.get(name, 0) is None]
+    other = {name: value for name, value in told.items() if value != wanted[name] and name not in unknown}
     if other:
         sys.exit(f"{path}: was made with {other}: move it, or name these results otherwise (--tag)")
 

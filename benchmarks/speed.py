@@ -24,7 +24,7 @@ from modelfence.files import atomic_write
 from modelfence.losses.classification import clamped_ascent, cross_entropy
 from modelfence.masking.mask import Mask
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.models.autocast import autocast, resolve_precision
+from modelfence.models.autocast import attention_in_float32, autocast, resolve_precision
 from modelfence.models.zoo import create_model
 
 NETWORKS = {
@@ -43,19 +43,20 @@ def batch_of(size):
 
 
 def finetune_step(name, precision):
-    """Plain fine-tuning of all weights: the floor."""
+    """Plain fine-tuning of all weights, in the contexts that ``train`` uses: the floor."""
     network, size, args = NETWORKS[name]
     model = create_model(network, 10, image_spec(size), **args).to(memory_format=torch.channels_last).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     images, labels = batch_of(size)
 
     def step():
-        with autocast("cpu", precision):
-            logits = model(images)
-        loss = F.cross_entropy(logits.float(), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        with attention_in_float32("cpu", precision):
+            with autocast("cpu", precision):
+                logits = model(images)
+            loss = F.cross_entropy(logits.float(), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
     return step
 
@@ -72,12 +73,13 @@ def mask_step(name, precision):
     half = BATCH // 2
 
     def step():
-        with autocast("cpu", precision):
-            logits = masked(images)
-        loss = cross_entropy(logits[:half], labels[:half]) - clamped_ascent(logits[half:], labels[half:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        with attention_in_float32("cpu", precision):
+            with autocast("cpu", precision):
+                logits = masked(images)
+            loss = cross_entropy(logits[:half], labels[:half]) - clamped_ascent(logits[half:], labels[half:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
     return step
 

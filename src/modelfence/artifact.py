@@ -187,7 +187,7 @@ def _write_model(folder: Path, artifact: Artifact, method: str) -> None:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """Read the ``report.json`` of an output folder.
+    """Read the ``report.json`` of an output folder; one without warnings has none.
 
     Raises:
         ArtifactError: It is missing or altered, or the folder holds something else.
@@ -214,7 +214,7 @@ def read_report(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path}: warnings: must be a list of texts; run it again")
     if not _are_numbers(report.get("agreement", {})):
         raise ArtifactError(f"{path}: agreement: must be numbers by name; run it again")
-    return dict(report)
+    return {"warnings": [], **report}
 
 
 def _is_synthetic(record: object) -> bool:

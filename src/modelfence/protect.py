@@ -184,7 +184,7 @@ def protect(
     )
     if found.check is not None:
         found.check(base, config, session)
-    with attention_in_float32(fabric.device):
+    with attention_in_float32(fabric.device, str(fabric._precision.precision)):
         if isinstance(config, MaskConfig) and config.masks == "one_each":
             return _one_each(base, found, config, session, apart, watched)
         learned = found.learn(base, config, session)
@@ -218,6 +218,7 @@ def _one_each(
         one = replace(
             session,
             unauthorized={name: domain},
+            about=f"mask against {name!r}",
             monitor=_monitors(None if apart is None else apart.only(name), watched),
             state_file=None if file is None else file.with_name(f"state-{index}.safetensors"),
         )

@@ -84,6 +84,19 @@ def test_a_forced_run_that_fails_late_leaves_the_earlier_result(
     assert seed_of("out") == 5
 
 
+def test_a_result_from_before_warnings_were_kept_can_be_read(
+    invoke: Invoke, protect_arguments: list[str], finished: Path
+) -> None:
+    shutil.copytree(finished, "out")
+    report = json.loads(Path("out/report.json").read_text())
+    del report["warnings"]
+    Path("out/report.json").write_text(json.dumps(report))
+    assert read_report(Path("out"))["warnings"] == []
+    for arguments in ([*protect_arguments, "--output", "out", "--resume"], ["report", "out"]):
+        result = invoke(*arguments)
+        assert result.exit_code == 0, result.stderr
+
+
 def test_train_over_a_protected_model_leaves_nothing_of_it(invoke: Invoke, finished: Path) -> None:
     shutil.copytree(finished, "out")
     assert invoke("report", "out").exit_code == 0

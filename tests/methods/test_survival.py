@@ -22,7 +22,7 @@ from modelfence import DFMap, ImageSpec, SFMap, protect
 from modelfence.errors import InputError, Interrupted
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.digest import digest_of
-from modelfence.methods import material
+from modelfence.methods import material, sfmap
 from modelfence.methods.loop import WARNING, Session
 from modelfence.methods.material import Examples, Material
 from modelfence.methods.synthetic import pixels_of
@@ -219,6 +219,35 @@ def test_nothing_is_told_or_learned_before_a_later_domain_is_refused(masks):
         )
     assert told == []
     assert rows == []
+
+
+def test_a_batch_too_small_is_refused_before_the_network_looks_at_images(monkeypatch):
+    looked: list[str] = []
+    monkeypatch.setattr(sfmap, "pixels_of", lambda domain, *_: looked.append(domain.name))
+    domains = {name: toy.blobs(100, seed=seed) for seed, name in enumerate("abc")}
+    with pytest.raises(InputError, match="leaves 0 image"):
+        protect(
+            knows_its_source(toy.blobs(2000, seed=5).tensors[0]),
+            unauthorized=domains,
+            image=BLOBS,
+            method=replace(METHODS["source-free"], batch_size=4),
+        )
+    assert looked == []
+
+
+def test_warnings_of_several_masks_say_which_they_are_about():
+    told: list[str] = []
+    session = Session(fabric=Fabric(accelerator="cpu", devices=1), announce=told.append)
+    for name in "ab":
+        replace(session, about=f"mask against {name!r}").warn("it forgot much")
+    session.warn("it forgot much")
+    session.warn("it forgot much")
+    assert session.warnings == [
+        "mask against 'a': it forgot much",
+        "mask against 'b': it forgot much",
+        "it forgot much",
+    ]
+    assert told == [f"{WARNING}{text}" for text in session.warnings]
 
 
 # Memory

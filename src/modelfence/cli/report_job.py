@@ -49,7 +49,7 @@ def make_report(folder: Path, *, samples: bool = False, title: str | None = None
         history=read_history(folder),
         samples=_images(folder, run) if samples else None,
         synthetic=_synthetic(folder, report),
-        warnings=report.get("warnings", ()),
+        warnings=report["warnings"],
         config=parse_toml(folder / RUN),
         title=title or (f"A model confined to {names}" if names else "A confined model"),
         masked="mask" in report,

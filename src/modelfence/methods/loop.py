@@ -71,6 +71,7 @@ class Session:
             run beside its state.
         announce: Told in words how the work before the learning goes, and warnings.
         warnings: What was warned of so far; sessions made from this one by ``replace`` share it.
+        about: What warnings of this session are about, where there are several; they begin with it.
     """
 
     fabric: Fabric
@@ -84,9 +85,11 @@ class Session:
     cache: Path | None = None
     announce: Callable[[str], None] | None = None
     warnings: list[str] = field(default_factory=list)
+    about: str = ""
 
     def warn(self, text: str) -> None:
         """Note a warning, and tell it; once, however often it comes up."""
+        text = f"{self.about}: {text}" if self.about else text
         if text in self.warnings:
             return
         self.warnings.append(text)

@@ -97,13 +97,15 @@ class SFMap(SyntheticConfig):
         return replace(self, **values)
 
 
+_LOOKED_AT = 1000  # images of a domain, whose BatchNorm distance is taken as one batch
+
 # BatchNorm distance: source images had 0.0012 at most, other digit domains 0.12 and more, in the pairs looked at
 _SAME = 0.005
 _SAME_OF_FEW = 0.25  # over the number of images, to be added: 64 source images had 0.008 at most, in three networks
 _NEARLY = 0.05  # pairs of CIFAR-10, STL-10 and CINIC-10 had 0.008 to 0.015, pairs of digit domains 0.12 and more
 
 
-def refuse_the_source(model: nn.Module, config: SFMap, session: Session) -> None:
+def look_at_domains(model: nn.Module, config: SFMap, session: Session) -> None:
     """Refuse unauthorized domains that BatchNorm statistics take for the source; warn of those near it.
 
     Args:
@@ -112,21 +114,23 @@ def refuse_the_source(model: nn.Module, config: SFMap, session: Session) -> None
         session: Unauthorized domains.
 
     Raises:
-        InputError: What the model eats isn't known, or a domain looks like the model's source.
+        InputError: The batch is too small, what the model eats isn't known, or a domain looks like the model's source.
     """
+    shares(config.batch_size // 2, 1 if config.masks == "one_each" else len(session.unauthorized))
     image = image_of(session)
     judge = judge_of(model, image, session)
     if not judge.batch_norm:
         return
+    most = min(config.most_images, judge.at_once(_LOOKED_AT))
     warnings = [
-        _require_another_domain(name, judge, pixels_of(domain, image, config.most_images))
+        _require_another_domain(name, judge, pixels_of(domain, image, most))
         for name, domain in session.unauthorized.items()
     ]
     for warning in filter(None, warnings):
         session.warn(warning)
 
 
-@learner(SFMap, needs=("unauthorized",), labels=False, check=refuse_the_source)
+@learner(SFMap, needs=("unauthorized",), labels=False, check=look_at_domains)
 def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Learned:
     """Learn one mask against all unauthorized domains of the session, without any label and without the source.
 
@@ -136,12 +140,11 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
         session: Unauthorized domains, device, where to save.
 
     Raises:
-        InputError: The batch is too small, or what the model eats isn't known.
+        InputError: What the model eats isn't known.
         NonFiniteError: A loss term became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
     image = image_of(session)
-    shares(config.batch_size // 2, len(session.unauthorized))  # refuses what would be refused after the synthesis
     judge = judge_of(model, image, session)
     pixels = {name: pixels_of(domain, image, config.most_images) for name, domain in session.unauthorized.items()}
     targets = {name: Examples(name, some, assumed_labels(judge, some, config)) for name, some in pixels.items()}
@@ -176,11 +179,17 @@ def assumed_labels(judge: Judge, pixels: Tensor, config: SFMap) -> Tensor:
 
 
 def _require_another_domain(name: str, judge: Judge, pixels: Tensor) -> str | None:
-    """Refuse unauthorized images that BatchNorm statistics take for the source; return a warning of those near it."""
+    """Refuse unauthorized images that BatchNorm statistics take for the source; return a warning of those near it.
+
+    Args:
+        name: Of the domain.
+        judge: The model; it has BatchNorm.
+        pixels: uint8 (N, C, H, W), looked at as one batch.
+    """
     distance = judge.distance(pixels)
     if distance is None:
         return None
-    few = _SAME_OF_FEW / min(len(pixels), judge.at_once(1000))
+    few = _SAME_OF_FEW / len(pixels)
     same, near = _SAME + few, _NEARLY + few
     if distance < same:
         raise InputError(

@@ -1,13 +1,13 @@
 """Which precision a device computes fast in, and the context that uses it."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from modelfence.errors import InputError
 
@@ -66,8 +66,8 @@ def resolve_precision(precision: str, device: torch.device | str = "cpu") -> Res
 def autocast(device: torch.device | str, precision: str = "auto") -> contextlib.AbstractContextManager[object]:
     """Return a context in which matrix products and convolutions run in the given precision.
 
-    Weights, their gradients and everything outside the context stay as they are. On a CPU attention runs in float32
-    (:func:`attention_in_float32`).
+    Weights, their gradients and everything outside the context stay as they are. In a loop that learns, see
+    :func:`attention_in_float32` too.
 
     Args:
         device: Where the model runs.
@@ -88,43 +88,48 @@ def autocast(device: torch.device | str, precision: str = "auto") -> contextlib.
     kind = torch.device(device).type
     if resolve_precision(precision, device) == "fp32":
         return torch.autocast(kind, enabled=False)
-    return _bf16_on_cpu() if kind == "cpu" else torch.autocast(kind, dtype=torch.bfloat16)
+    return torch.autocast(kind, dtype=torch.bfloat16)
 
 
 @contextlib.contextmanager
-def _bf16_on_cpu() -> Iterator[None]:
-    with torch.autocast("cpu", dtype=torch.bfloat16), attention_in_float32("cpu"):
-        yield
+def attention_in_float32(device: torch.device | str, precision: str) -> Iterator[None]:
+    """Return a context for a loop in which bfloat16 autocast on a CPU leaves attention in float32.
 
-
-def attention_in_float32(device: torch.device | str) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which autocast leaves attention on a CPU in float32, whose kernel is the faster one there.
-
-    torch's fused attention on CPUs takes several times as long backward in bfloat16 as in float32. Where there is no
-    autocast, and on other devices, nothing changes.
+    torch's fused attention on CPUs takes several times as long backward in bfloat16 as in float32. Inside the context
+    ``torch.nn.functional.scaled_dot_product_attention``, which timm's networks and ``nn.MultiheadAttention`` call, is
+    replaced by a function that computes in float32 where autocast is on, and is the same elsewhere. Put it around the
+    backward pass too: a checkpointed network computes again there. In other precisions and on other devices the
+    context does nothing.
 
     Args:
         device: Where the model runs.
+        precision: "bf16", or Fabric's word "bf16-mixed"; all others mean that there is no bfloat16 autocast.
 
     Example:
         >>> heads = torch.ones(1, 1, 3, 4)
-        >>> with attention_in_float32("cpu"), torch.autocast("cpu", dtype=torch.bfloat16):
+        >>> with attention_in_float32("cpu", "bf16"), torch.autocast("cpu", dtype=torch.bfloat16):
         ...     F.scaled_dot_product_attention(heads, heads, heads).dtype
         torch.bfloat16
     """
-    return _AttentionInFloat32() if torch.device(device).type == "cpu" else contextlib.nullcontext()
+    if torch.device(device).type != "cpu" or precision not in ("bf16", "bf16-mixed"):
+        yield
+        return
+    fused = F.scaled_dot_product_attention
 
-
-class _AttentionInFloat32(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        if func is not F.scaled_dot_product_attention or not torch.is_autocast_enabled("cpu"):
-            return func(*args, **given)
+    @functools.wraps(fused)
+    def attention(*args: Any, **kwargs: Any) -> Tensor:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if not torch.is_autocast_enabled("cpu") or any(value.dtype == torch.float64 for value in tensors):
+            return fused(*args, **kwargs)  # autocast leaves float64 alone too
         with torch.autocast("cpu", enabled=False):
-            found = func(*map(_float32, args), **{name: _float32(value) for name, value in given.items()})
+            found = fused(*map(_float32, args), **{name: _float32(value) for name, value in kwargs.items()})
         return found.to(torch.get_autocast_dtype("cpu"))
+
+    F.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = fused
 
 
 def _float32(value: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from modelfence.data.domain import Domain
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.masking.unwrap import require_network
-from modelfence.models.autocast import Precision, autocast, resolve_precision
+from modelfence.models.autocast import Precision, attention_in_float32, autocast, resolve_precision
 from modelfence.models.outputs import logits_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def train(
     loop = _Loop(fabric=fabric, model=wrapped, optimizer=optimizer, config=config, steps=steps, layout=layout)
     state = torch.random.get_rng_state()
     try:
-        history = _epochs(loop, model, data, validation, progress)
+        with attention_in_float32(fabric.device, loop.precision):
+            history = _epochs(loop, model, data, validation, progress)
     finally:
         torch.random.set_rng_state(state)
         model.to(memory_format=torch.contiguous_format)

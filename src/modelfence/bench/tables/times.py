@@ -9,12 +9,13 @@ from modelfence.bench.cells import Record
 _TARGET = "target_accuracy:"
 
 
-def seconds_to_same_drop(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Return by method the seconds of learning to the same target accuracy, a number for each pair and seed.
+def seconds_to_same_drop(records: Sequence[Record]) -> dict[str, list[tuple[float, bool]]]:
+    """Return by method the seconds of learning to the same target accuracy, for each pair and seed.
 
-    The accuracy is the highest that any of the methods ended with on validation images, so that all got there. It is
-    seen as often as a run was measured. Pairs and seeds that a method lacks, or has no such accuracies of, are left
-    out.
+    Beside them stands whether that was the first time that the run was measured: it may have got there sooner.
+
+    The accuracy is the highest that any of the methods ended with on validation images, so that all got there. Pairs
+    and seeds that a method lacks, or has no such accuracies of, are left out.
 
     Args:
         records: Results of cells with one target each.
@@ -25,7 +26,7 @@ def seconds_to_same_drop(records: Sequence[Record]) -> dict[str, list[float]]:
         >>> slow = [{"seconds": 4.0, "target_accuracy:b": 0.9}, {"seconds": 8.0, "target_accuracy:b": 0.3}]
         >>> seconds_to_same_drop([{"cell": {**cell, "method": "A"}, "history": fast},
         ...                       {"cell": {**cell, "method": "B"}, "history": slow}])
-        {'A': [1.0], 'B': [8.0]}
+        {'A': [(1.0, True)], 'B': [(8.0, False)]}
     """
     runs: dict[tuple[str, str, int], dict[str, list[tuple[float, float]]]] = defaultdict(dict)
     for record in records:
@@ -38,7 +39,7 @@ def seconds_to_same_drop(records: Sequence[Record]) -> dict[str, list[float]]:
     levels = [max(curve[-1][1] for curve in run.values()) for run in whole]
     return {
         method: [
-            next(seconds for seconds, accuracy in run[method] if accuracy <= level)
+            next((seconds, place == 0) for place, (seconds, found) in enumerate(run[method]) if found <= level)
             for run, level in zip(whole, levels, strict=True)
         ]
         for method in methods
@@ -56,11 +57,16 @@ def times_notes(records: Sequence[Record]) -> list[str]:
     if len(times) < 2:
         return []
     count = len(next(iter(times.values())))
-    said = ", ".join(f"{paper.title(method)} {sum(found) / len(found):.0f}" for method, found in times.items())
+    said = ", ".join(
+        f"{paper.title(method)} {sum(seconds for seconds, _ in found) / count:.0f} "
+        f"({sum(first for _, first in found)} of {count} when first measured)"
+        for method, found in times.items()
+    )
     return [
-        "Seconds of learning until the target's accuracy on validation images first fell to the highest that any of "
-        f"the methods ended with, mean over {count} pairs and seeds: {said}. They are seen at the measurements of a "
-        "run alone, and the training of the source model, from which all go on, isn't counted."
+        "Seconds of learning until the target's accuracy on validation images was first measured at or below the "
+        f"highest that any of the methods ended with, mean over {count} pairs and seeds: {said}. What was reached when "
+        "a run was first measured may have been reached long before. The training of the source model, from which all "
+        "go on, isn't counted."
     ]
 
 
