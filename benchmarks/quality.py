@@ -166,9 +166,13 @@ def merge():
     rows = {}
     for folder in sorted(path for path in CELLS.iterdir() if any(path.glob("*.json"))):
         cells = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-        rows[folder.name] = summarize([one for made in cells for one in numbers_of(made)])
+        found = summarize([one for made in cells for one in numbers_of(made)])
+        rows[folder.name] = {
+            name: {part: None if math.isnan(value) else value for part, value in numbers.items()}
+            for name, numbers in found.items()
+        }
         print(folder.name, json.dumps(rows[folder.name]))
-    atomic_write(RESULTS / "quality.json", json.dumps(rows, indent=1) + "\n")
+    atomic_write(RESULTS / "quality.json", json.dumps(rows, indent=1, allow_nan=False) + "\n")
 
 
 def numbers_of(made):

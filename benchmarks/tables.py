@@ -4,6 +4,7 @@ python benchmarks/tables.py
 """
 
 import json
+import math
 from pathlib import Path
 
 from _common import RESULTS
@@ -47,6 +48,11 @@ TRADED = {
 }
 """What the trade-off shows: the beginning of the cells' names, and the pair, or None for the means over pairs."""
 TRADED_PAIRS = 8
+
+
+def number(value, digits):
+    """Write a number; one that is undefined as a dash."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def percent(value):
@@ -141,7 +147,7 @@ def overview(found):
             yield f"| {name} | {len({made['seed'] for made in cells})} | 0 | | | | | |"
             continue
         shown = [
-            f"{scale * rows[key]['mean']:.{digits}f}" if key in rows else ""
+            number(scale * rows[key]["mean"], digits) if key in rows else ""
             for key, scale, digits in (
                 ("relative_source_drop", 100, 2),
                 ("balanced_source_drop", 100, 2),
@@ -182,7 +188,7 @@ def summary(cells):
             scale = (
                 100 if key in ("relative_source_drop", "balanced_source_drop", "source_points_lost_refreshed") else 1
             )
-            values = [f"{scale * rows[key][part]:.3f}" for part in ("mean", "min", "max")]
+            values = [number(scale * rows[key][part], 3) for part in ("mean", "min", "max")]
             yield f"| {title} | {' | '.join(values)} |"
 
 
