@@ -1,7 +1,8 @@
 """What a mask step costs beside plain fine-tuning, and the folded model beside the original.
 
 Each line compares two steps of one network on one batch, taken in turn (A B A B ...), as the median of the ratios pair
-by pair. Peak memory is measured in a process of its own: what its resident set grew by after the imports.
+by pair. Peak memory is measured in processes of their own: what the resident set grew by after the imports, median of
+five.
 
     python benchmarks/speed.py --output benchmarks/results/speed.json
 """
@@ -149,10 +150,14 @@ def in_turn(first, second, rounds):
     }
 
 
+PROBES = 5
+
+
 def memory(kind, name, precision):
-    """Peak growth of the resident set in bytes, over a few steps in a fresh process."""
+    """Peak growth of the resident set in bytes, over a few steps in a fresh process; the median of several."""
     command = [sys.executable, __file__, "--probe", kind, name, precision]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(PROBES)]
+    return statistics.median(int(run.stdout.split()[-1]) for run in runs)
 
 
 def probe(kind, name, precision):

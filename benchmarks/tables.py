@@ -215,7 +215,8 @@ def speed():
     machine = found["machine"]
     yield "## Speed\n"
     yield (
-        f"`python benchmarks/speed.py`: batch {found['batch']}, two steps in turn, median of the ratios pair by pair. "
+        f"`python benchmarks/speed.py`: batch {found['batch']}, two steps in turn, median of the ratios pair by pair; "
+        "peak memory is the median of five processes each. "
         f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}.\n"
     )
     yield "| compared | network | precision | time | quartiles | images/s | peak memory |"
