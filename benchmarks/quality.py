@@ -26,6 +26,7 @@ from modelfence.bench.cells import read_record
 from modelfence.evaluation.metrics import mean_st_d, st_d
 from modelfence.files import atomic_write
 from modelfence.models.autocast import resolve_precision
+from modelfence.models.zoo import create_model
 
 FAMILIES = {
     "digits": {
@@ -99,7 +100,7 @@ _ONCE_NONE = ("restyled", "source_weight")
 """Fields that were None in older cells where the recipe's value was taken."""
 
 
-def require_current(path, options, source, seed):
+def require_current(path, options, model, seed):
     """Stop where a finished cell was made with other settings than those asked for.
 
     A field that a cell lacks didn't exist then and had its present default. How often a run is measured changes no
@@ -108,8 +109,6 @@ def require_current(path, options, source, seed):
     found = read_record(path, print)
     if found is None:
         return
-    facts = FAMILIES[options.family]
-    model = source_model(options.network, source, facts["size"], facts["classes"])
     wanted = asdict(method_of(options, model, seed))
     recorded = found["configuration"]
     defaults = asdict(SETTINGS[options.setting]().for_network(model))
@@ -131,8 +130,10 @@ def run(options):
         (seed, source, targets, CELLS / name / f"{source}-{'+'.join(targets)}-{seed}.json")
         for seed, (source, targets) in cells[shard - 1 :: shards]
     ]
-    for seed, source, _, path in mine:
-        require_current(path, options, source, seed)
+    facts = FAMILIES[options.family]
+    untrained = create_model(options.network, facts["classes"], image_spec(facts["size"]))
+    for seed, *_, path in mine:
+        require_current(path, options, untrained, seed)
     for seed, source, targets, path in mine:
         made = cell(path, lambda: measure(options, source, targets, seed))  # noqa: B023
         print(name, line(made), flush=True)

@@ -19,8 +19,8 @@ HEAD = """# Results
 Made by `python benchmarks/tables.py` from the files in `benchmarks/results/`; don't edit by hand. How each was
 measured is in the script named; every cell file holds its configuration, seed, versions and machine. The source
 models are trained from scratch (no ImageNet weights), once a domain, and shared by all seeds; the seed is that of
-the mask's learning. Images are 32 x 32, 5,000 of each domain to learn from; tests on the test split, which nothing
-was chosen on, except that the default recipe's step count and learning rate were chosen on seed 0 of four pairs
+the mask's learning. Images are 32 x 32, at most 5,000 of each domain to learn from; tests on the test split, which
+nothing was chosen on, except that the default recipe's step count and learning rate were chosen on seed 0 of four pairs
 (mnist > usps, usps > mnist, mnist_m > mnist, svhn > mnist_m). The objects are domains it wasn't tuned on.
 
 The headings say family, network, setting (sf: source-free, df: data-free; none: source-available) and recipe. "paper"
@@ -84,14 +84,14 @@ def trade_off(found):
             if not name.startswith(prefix) or not mine or mine[0].get("setting", "sa") != "sa":
                 continue
             means = summarize([row for made in mine for row in numbers_of(made)])
-            if means["pairs"]["mean"] < (1 if pair else TRADED_PAIRS):
+            if not means or means["pairs"]["mean"] < (1 if pair else TRADED_PAIRS):
                 continue
             numbers = [means[key]["mean"] for key in ("relative_source_drop", "closure", "closure_refreshed")]
             rows.append((*numbers, name, mine[0]["configuration"]))
         rows.sort(key=lambda row: row[0])
         drawn[title] = [(100 * drop, closure) for drop, closure, *_ in rows]
         for drop, closure, refreshed, name, configuration in rows:
-            told = f"{100 * drop:.2f} | {closure:.3f} | {refreshed:.3f}"
+            told = " | ".join((number(100 * drop, 2), number(closure, 3), number(refreshed, 3)))
             facts = f"{configuration['steps']} | {configuration['decay']:g} | {bound(configuration)}"
             yield f"| {title} | {name} | {facts} | {told} |"
     draw(drawn)

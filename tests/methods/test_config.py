@@ -24,6 +24,7 @@ def test_the_paper_recipe_is_the_papers():
         "learning_rate": 1e-4,
         "score_init": 1e-2,
         "threshold": 5e-3,
+        "decay": 0.5,  # decision 12: the paper has no schedule
         "masks": "joint",
     }
     assert {name: getattr(paper, name) for name in expected} == expected

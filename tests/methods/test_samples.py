@@ -25,13 +25,12 @@ def test_a_sample_shows_the_share_of_every_class():
 
 def test_classes_that_are_missing_around_the_source_are_told():
     pixels = torch.zeros(300, 1, 2, 2, dtype=torch.uint8)
-    some, all_of_them = torch.arange(300) % 2, torch.arange(300) % 3
-    found = of_neighbours(pixels, some, of_classes=3)
+    found = of_neighbours(pixels, torch.arange(300) % 2, of_classes=3)
     assert found.facts["neighbours"] == {"images": 300.0, "classes": 2.0, "of_classes": 3.0}
-    told = warning_of_neighbours(some, of_classes=3)
+    told = warning_of_neighbours(found)
     assert told is not None
     assert told.startswith("neighbours images: 1 of 3 classes are (nearly) missing")
-    assert warning_of_neighbours(all_of_them, of_classes=3) is None
+    assert warning_of_neighbours(of_neighbours(pixels, torch.arange(300) % 3, of_classes=3)) is None
 
 
 def test_of_several_the_first_counts():

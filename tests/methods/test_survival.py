@@ -203,6 +203,20 @@ def test_warnings_are_logged_where_nobody_is_told(caplog):
     assert not any(": step" in text for _, text in logged)
 
 
+def test_of_several_processes_the_first_alone_tells(monkeypatch):
+    monkeypatch.setattr(Fabric, "is_global_zero", False)
+    told: list[str] = []
+    result = protect(
+        knows_its_source(toy.blobs(2000, seed=5).tensors[0]),
+        unauthorized=shifted(0.1),
+        image=BLOBS,
+        method=METHODS["source-free"],
+        announce=told.append,
+    )
+    assert told == []
+    assert any("nearly like" in text for text in result.warnings)
+
+
 @pytest.mark.parametrize("masks", ["joint", "one_each"])
 def test_nothing_is_told_or_learned_before_a_later_domain_is_refused(masks):
     source = toy.blobs(2000, seed=5)

@@ -117,9 +117,8 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
             )
     material = _material(judge, given, drawn, config)
     styled = material.targets[STYLED]
-    labels, classes = styled.answers.argmax(1), styled.answers.shape[1]
-    around = of_neighbours(styled.pixels, labels, classes)
-    if warning := warning_of_neighbours(labels, classes):
+    around = of_neighbours(styled.pixels, styled.answers.argmax(1), styled.answers.shape[1])
+    if warning := warning_of_neighbours(around):
         session.warn(warning)
     learned = learn_on(model, config, session, material, image)
     return replace(learned, synthetic=together((made, around)))

@@ -71,7 +71,7 @@ class Session:
             run beside its state.
         announce: Told in words how the work before the learning goes, and warnings.
         warnings: What was warned of so far; sessions made from this one by ``replace`` share it.
-        about: What warnings of this session are about, where there are several; they begin with it.
+        about: What the warnings are about, where several masks are learned; they begin with it.
     """
 
     fabric: Fabric

@@ -73,31 +73,26 @@ def of_neighbours(pixels: Tensor, labels: Tensor, of_classes: int) -> Synthetic:
         labels: What the original model says of each, int64 (N,).
         of_classes: Number of the model's classes, K.
     """
-    seen = of_classes - _rare(labels, of_classes)
+    share = torch.bincount(labels, minlength=of_classes) / len(labels)
+    seen = int((share > _FEW / of_classes).sum())
     facts = {"images": float(len(pixels)), "classes": float(seen), "of_classes": float(of_classes)}
     return Synthetic({"neighbours": sample(pixels, labels)}, {"neighbours": facts})
 
 
-def warning_of_neighbours(labels: Tensor, of_classes: int) -> str | None:
+def warning_of_neighbours(made: Synthetic) -> str | None:
     """Return a sentence where classes are missing among images that stand in for unauthorized ones, else None.
 
     Args:
-        labels: What the original model says of each, int64 (N,).
-        of_classes: Number of the model's classes, K.
+        made: What :func:`of_neighbours` returned.
     """
-    rare = _rare(labels, of_classes)
-    if not rare:
+    facts = made.facts["neighbours"]
+    missing = facts["of_classes"] - facts["classes"]
+    if not missing:
         return None
     return (
-        f"neighbours images: {rare} of {of_classes} classes are (nearly) missing, and those aren't unlearned: raise "
-        "neighbours, or try another seed"
+        f"neighbours images: {missing:.0f} of {facts['of_classes']:.0f} classes are (nearly) missing, and those aren't "
+        "unlearned: raise neighbours, or try another seed"
     )
-
-
-def _rare(labels: Tensor, of_classes: int) -> int:
-    """Return how many classes have a tenth of their share of the images at most."""
-    share = torch.bincount(labels, minlength=of_classes) / len(labels)
-    return int((share <= _FEW / of_classes).sum())
 
 
 def together(parts: tuple[Synthetic, ...]) -> Synthetic:

@@ -140,7 +140,8 @@ def learn_source_free(model: nn.Module, config: SFMap, session: Session) -> Lear
         session: Unauthorized domains, device, where to save.
 
     Raises:
-        InputError: What the model eats isn't known.
+        InputError: What the model eats isn't known, no images near the source would be made, or a domain has too few
+            images for its share of a batch.
         NonFiniteError: A loss term became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
@@ -187,8 +188,7 @@ def _require_another_domain(name: str, judge: Judge, pixels: Tensor) -> str | No
         pixels: uint8 (N, C, H, W), looked at as one batch.
     """
     distance = judge.distance(pixels)
-    if distance is None:
-        return None
+    assert distance is not None  # noqa: S101 (for the type checker: with BatchNorm there is one)
     few = _SAME_OF_FEW / len(pixels)
     same, near = _SAME + few, _NEARLY + few
     if distance < same:

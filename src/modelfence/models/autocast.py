@@ -95,11 +95,11 @@ def autocast(device: torch.device | str, precision: str = "auto") -> contextlib.
 def attention_in_float32(device: torch.device | str, precision: str) -> Iterator[None]:
     """Return a context for a loop in which bfloat16 autocast on a CPU leaves attention in float32.
 
-    torch's fused attention on CPUs is slower in bfloat16 than in float32, above all backward and with few tokens.
-    Inside the context ``torch.nn.functional.scaled_dot_product_attention``, which timm's networks and
-    ``nn.MultiheadAttention`` call, is replaced by a function that computes in float32 where autocast is on, and is the
-    same elsewhere. Put it around the backward pass too: a checkpointed network computes again there. In other
-    precisions and on other devices the context does nothing.
+    torch's fused attention on CPUs is slower in bfloat16 than in float32 (``benchmarks/speed.py``, vit_tiny). Inside
+    the context ``torch.nn.functional.scaled_dot_product_attention``, which timm's networks and
+    ``nn.MultiheadAttention`` call, is replaced in the whole process by a function that computes in float32 where
+    autocast is on, and is the same elsewhere. Put it around the backward pass too: a checkpointed network computes
+    again there. In other precisions and on other devices the context does nothing.
 
     Args:
         device: Where the model runs.

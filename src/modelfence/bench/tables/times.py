@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from modelfence.bench import paper
 from modelfence.bench.cells import Record
 
-_TARGET = "target_accuracy:"
-
 
 def seconds_to_same_drop(records: Sequence[Record]) -> dict[str, list[tuple[float, bool]]]:
     """Return by method the seconds of learning to the same target accuracy, for each pair and seed.
@@ -72,7 +70,7 @@ def times_notes(records: Sequence[Record]) -> list[str]:
 
 def _curve(history: Sequence[Mapping[str, float]], targets: Sequence[str]) -> list[tuple[float, float]]:
     """Return seconds and the target's accuracy at every measurement; empty with several targets or without it."""
-    name = f"{_TARGET}{targets[0]}"
+    name = f"target_accuracy:{targets[0]}"
     if len(targets) != 1 or not all(name in row for row in history):
         return []
     return [(row["seconds"], row[name]) for row in history]
