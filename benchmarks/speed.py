@@ -55,9 +55,9 @@ def finetune_step(name, precision):
             with autocast("cpu", precision):
                 logits = model(images)
             loss = F.cross_entropy(logits.float(), labels)
-            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
 
     return step
 
@@ -78,9 +78,9 @@ def mask_step(name, precision):
             with autocast("cpu", precision):
                 logits = masked(images)
             loss = cross_entropy(logits[:half], labels[:half]) - clamped_ascent(logits[half:], labels[half:])
-            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
 
     return step
 

@@ -84,6 +84,18 @@ def test_the_scores_are_those_of_plain_adam():
     assert watch.steps == list(range(6))
 
 
+def test_no_gradient_is_held_while_a_step_runs_forward():
+    """That is where memory peaks."""
+    held = []
+
+    def loss(student: nn.Module, masked: MaskedModel, step: int) -> dict[str, Tensor]:
+        held.append([score.grad for score in masked.scores])
+        return squares(student, masked, step)
+
+    run(config(), loss)
+    assert held == [[None, None]] * 6
+
+
 @pytest.mark.parametrize(("decay", "rates"), [(0.0, [1] * 4), (0.5, [1, 1, 1, 0.5]), (1.0, [1, 0.75, 0.5, 0.25])])
 def test_the_rate_falls_linearly_over_the_last_share_of_the_steps(decay, rates):
     """Adam moves by exactly its rate where the gradient never changes."""

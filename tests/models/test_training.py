@@ -117,6 +117,23 @@ def test_one_step_is_adamw_with_clipping_and_decay_on_matrices_only():
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_step_begins_without_gradients_whatever_the_caller_left():
+    """The forward pass is where memory peaks: gradients of the last step have no place there."""
+    results, held = [], []
+    for left in (None, 1.0):
+        torch.manual_seed(0)
+        model = small_net()
+        for value in model.parameters():
+            value.grad = None if left is None else torch.full_like(value, left)
+        model[0].register_forward_pre_hook(
+            lambda module, _: held.append(module.weight.grad) if module.training else None
+        )
+        train(model, bars(48), bars(16), TrainConfig(epochs=1, batch_size=16, precision="fp32"))
+        results.append(model[0].weight.detach())
+    assert held == [None] * 6
+    assert torch.equal(*results)
+
+
 def test_frozen_parameters_stay():
     model = small_net()
     model[0].weight.requires_grad_(False)

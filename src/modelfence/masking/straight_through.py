@@ -24,7 +24,10 @@ class StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
         """Return the gradient of the score; the weight is frozen and gets none."""
         (weight,) = ctx.saved_tensors
-        return grads[0].to(ctx.score_dtype) * weight, None, None
+        grad = grads[0]
+        if grad.dtype == ctx.score_dtype:
+            return grad * weight, None, None
+        return grad.to(ctx.score_dtype).mul_(weight), None, None  # of the copy: no second one is needed
 
 
 def masked_weight(score: Tensor, weight: Tensor, threshold: float) -> Tensor:

@@ -243,9 +243,9 @@ class _Run:
         with self.subject.step(self.step):
             terms = loss(self.student, self.subject.module, batch)
             total = torch.stack(tuple(terms.values())).sum()
-        self.optimizer.zero_grad()
         self.fabric.backward(total)
         self.optimizer.step()
+        self.optimizer.zero_grad()  # here: the next forward pass is where memory peaks
         self.step += 1
         self._note(terms, total)
 

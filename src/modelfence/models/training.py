@@ -212,6 +212,7 @@ class _Loop:
         self.config, self.steps, self.layout = config, steps, layout
         self.precision = resolve_precision(config.precision, fabric.device)
         self.generator = torch.Generator().manual_seed(config.seed * 1000 + fabric.global_rank)
+        optimizer.zero_grad()  # the caller's gradients are none of ours
 
     def step(self, number: int, images: Tensor, labels: Tensor) -> Tensor:
         """Take one optimizer step on images (B, C, H, W) and labels (B,); return the loss, detached."""
@@ -228,10 +229,10 @@ class _Loop:
                 "build it with the domain's number of classes"
             )
         loss = F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-        self.optimizer.zero_grad(set_to_none=True)
         self.fabric.backward(loss)
         self.fabric.clip_gradients(self.model, self.optimizer, max_norm=config.gradient_clip, error_if_nonfinite=False)
         self.optimizer.step()
+        self.optimizer.zero_grad()  # here: the next forward pass is where memory peaks
         return loss.detach()
 
 
