@@ -13,6 +13,7 @@ from tests.bench.fakes import die, refuse
 from tests.cli.conftest import assert_bad_input
 
 from modelfence.bench import jobs, processes
+from modelfence.bench.domains import parts_of
 from modelfence.bench.processes import run_processes
 from modelfence.cli.main import main
 from modelfence.data import catalog
@@ -48,6 +49,14 @@ def test_from_an_empty_folder_to_tables_and_again(tmp_path: Path) -> None:
     assert record["tables"]["digits-sa-smoke"]["numbers"]
     merged = bench("merge", "--out", tmp_path)
     assert (merged.exit_code, merged.stdout) == (0, first.stdout)
+
+
+def test_the_smoke_budget_is_enough_for_data_free_learning(data_root: Path, tmp_path: Path) -> None:
+    """Of MNIST-M's neighbours the fewest are recognized."""
+    parts_of.cache_clear()
+    chosen = ["--pairs", "mnist_m>mnist+usps+svhn", "--methods", "DFMap"]
+    result = bench("digits", "--setting", "df", *chosen, *QUICK, "--out", tmp_path)
+    assert result.exit_code == 0, result.stderr + result.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--methods", "--seeds", "0"], ["--seeds", "0", "--methods"]])

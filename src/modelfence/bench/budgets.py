@@ -78,7 +78,7 @@ BUDGETS: Mapping[str, Budget] = MappingProxyType(
                 "NTL": {"learning_rate": 1e-3},
                 "CUTI": {"learning_rate": 1e-3},
                 "SFMap": {**_POOL, "learning_rate": 3e-4},
-                "DFMap": {**_POOL, "drawings": 128, "neighbours": 512, "outside": 0.5, "learning_rate": 3e-4},
+                "DFMap": {**_POOL, "drawings": 128, "neighbours": 2048, "outside": 0.5, "learning_rate": 3e-4},
             },
         ),
         "cpu": Budget(
