@@ -28,12 +28,10 @@ from modelfence.files import atomic_write
 from modelfence.models.autocast import resolve_precision
 from modelfence.models.zoo import create_model
 
+DIGITS = ("mnist", "usps", "svhn", "mnist_m")
 FAMILIES = {
-    "digits": {
-        "size": 32,
-        "classes": 10,
-        "pairs": list(itertools.permutations(("mnist", "usps", "svhn", "mnist_m"), 2)),
-    },
+    "digits": {"size": 32, "classes": 10, "pairs": list(itertools.permutations(DIGITS, 2))},
+    "fifth": {"size": 32, "classes": 10, "pairs": [(name, "sklearn_digits") for name in DIGITS]},
     "objects": {
         "size": 32,
         "classes": 10,

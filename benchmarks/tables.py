@@ -21,7 +21,8 @@ measured is in the script named; every cell file holds its configuration, seed, 
 models are trained from scratch (no ImageNet weights), once a domain, and shared by all seeds; the seed is that of
 the mask's learning. Images are 32 x 32, at most 5,000 of each domain to learn from; tests on the test split, which
 nothing was chosen on, except that the default recipe's step count and learning rate were chosen on seed 0 of four pairs
-(mnist > usps, usps > mnist, mnist_m > mnist, svhn > mnist_m). The objects are domains it wasn't tuned on.
+(mnist > usps, usps > mnist, mnist_m > mnist, svhn > mnist_m). The objects, and scikit-learn's digits ("fifth"), are
+domains that no recipe was tuned on.
 
 The headings say family, network, setting (sf: source-free, df: data-free; none: source-available) and recipe. "paper"
 has the paper's bound on the scale of an element-wise mean (`scale="elementwise"`; cells with `limit=10` instead

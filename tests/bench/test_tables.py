@@ -1,5 +1,6 @@
 """Which cells the tables have, and their rows from results that cost nothing."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -269,8 +270,20 @@ def test_requests_of_one_table_are_joined_and_kept(tmp_path: Path) -> None:
     whole = request("digits", budget="cpu", chosen=["SAMap", "SL"], seeds=[0, 1]).save(tmp_path)
     assert (whole.methods, whole.seeds) == (("SL", "SAMap"), (1, 0))
     assert saved_requests(tmp_path) == [whole]
-    (tmp_path / "digits-sa-cpu.json").write_text("{")
+    assert request("digits", budget="cpu", chosen=["SL"], seeds=[1]).save(tmp_path) == whole
+    first, second = sorted(tmp_path.iterdir())
+    first.write_text("{")
+    assert [found.seeds for found in saved_requests(tmp_path)] == [(0, 1)]
+    second.write_text("{")
     assert saved_requests(tmp_path) == []
+
+
+def test_requests_made_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """The tasks of a job array start together, each with its own seed."""
+    asked = [request("digits", budget="cpu", chosen=["SL"], seeds=[seed]) for seed in range(16)]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        list(pool.map(lambda one: one.save(tmp_path), asked))
+    assert [sorted(found.seeds) for found in saved_requests(tmp_path)] == [list(range(16))]
 
 
 def test_the_methods_of_the_tables_are_known() -> None:

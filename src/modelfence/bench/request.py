@@ -1,5 +1,7 @@
 """What was asked for: which table, with which methods, seeds and budget; and the results it is made of."""
 
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -48,37 +50,47 @@ class Request:
         """Return the network for a family of domains."""
         return self.network or self.limits.networks[family]
 
-    def joined(self, other: "Request | None") -> "Request":
+    def joined(self, other: "Request") -> "Request":
         """Return this request with what an earlier one of the same name asked for beside."""
-        if other is None:
-            return self
         lists = {key: tuple(dict.fromkeys((*getattr(other, key), *getattr(self, key)))) for key in _LISTS}
         return replace(self, **lists)  # type: ignore[arg-type]  # only the lists
 
     def save(self, folder: Path) -> "Request":
-        """Keep it, joined with what was asked for earlier, so that the tables can be merged again later.
+        """Keep it, so that the tables can be merged again later; joined with what was asked for earlier.
+
+        Each request is a file of its own: processes that ask for other rows at the same time don't undo each other.
 
         Args:
             folder: The folder of requests.
 
+        Returns:
+            All that was asked for of this table.
+
         Raises:
             ArtifactError: It can't be written.
         """
-        path = folder / f"{self.name}.json"
-        whole = self.joined(_from_record(read_record(path)))
-        write_record(path, asdict(whole))
-        return whole
+        if self not in _asked(folder):
+            write_record(folder / f"{self.name}-{time.time_ns()}-{uuid.uuid4().hex[:8]}.json", asdict(self))
+        return next(whole for whole in saved_requests(folder) if whole.name == self.name)
 
 
 _LISTS = ("methods", "seeds", "what")
 
 
 def saved_requests(folder: Path) -> list[Request]:
-    """Return every request kept in a folder, by name.
+    """Return what was asked for in a folder, one request for each table, by name.
 
     Args:
         folder: The folder of requests.
     """
+    whole: dict[str, Request] = {}
+    for request in _asked(folder):
+        whole[request.name] = request.joined(whole.get(request.name, request))
+    return list(whole.values())
+
+
+def _asked(folder: Path) -> list[Request]:
+    """Return every request that was made and can be read, those of one table in their order."""
     found = (_from_record(read_record(path)) for path in sorted(folder.glob("*.json")))
     return [request for request in found if request is not None]
 
