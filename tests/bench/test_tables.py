@@ -214,6 +214,21 @@ def test_several_pairs_are_told_apart(tmp_path: Path) -> None:
     assert [row[6] for row in built.table.rows[::2]] == ["25 ± 0", "0 of 3"]
 
 
+@pytest.mark.parametrize("table", ["digits", "losses", "convergence", "tsne"])
+def test_a_pair_with_several_targets_has_rows_as_long_as_the_head(tmp_path: Path, table: str) -> None:
+    asked = request(table, setting="sf", budget="smoke", chosen=["SFMap"], what=["mnist>usps+svhn"])
+    points = {"x": [0.0, 1.0], "y": [0.0, 1.0], "labels": [0, 0]}
+
+    def numbers(cell: Cell) -> dict[str, object]:
+        watched = {f"watch:{name}": 0.5 for name in (cell.source, *cell.targets)}
+        rest = {"history": [{"step": 5, **watched}], "watched_before": watched}
+        return {**digits(cell), **rest, "points": dict.fromkeys((cell.source, *cell.targets), points)}
+
+    built = KINDS[table].build(asked, made(tmp_path, asked, numbers))
+    assert built.table.rows
+    assert {len(row) for row in built.table.rows} == {len(built.table.header)}
+
+
 @pytest.mark.parametrize("table", ["digits", "objects", "convergence", "tsne"])
 def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
     asked = request(table, budget="smoke", setting="sa" if table in ("digits", "objects") else "sf")

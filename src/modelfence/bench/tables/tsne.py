@@ -71,15 +71,20 @@ def build(request: Request, results: Results) -> Built:
             mine = _cells(request, pair, method)
             made = results.of(mine)
             used += made
-            texts = []
-            for name in (pair[0], *pair[1]):
+            source, *targets = pair[0], *pair[1]
+            texts = {}
+            for name in (source, *targets):
                 values = [agreement(record["points"][name]) for record in made]
-                texts.append(spread(values) if values else results.state(mine) or OPEN)
+                texts[name] = spread(values) if values else results.state(mine) or OPEN
                 if values:
                     records.append(record_of(values, table=request.name, method=method, domain=name))
-            rows.append([paper.title(method), " -> ".join(map(paper.short, (pair[0], *pair[1]))), *texts])
+            short = [paper.short(name) for name in (source, *targets)]
+            rows += [
+                [paper.title(method), f"{short[0]} -> {paper.short(target)}", texts[source], texts[target]]
+                for target in targets
+            ]
             if made:
-                among = f", {rows[-1][1]}" if len(request.what) > 1 else ""
+                among = f", {' -> '.join(short)}" if len(request.what) > 1 else ""
                 panels[f"{paper.title(method)}{among}"] = {
                     paper.short(name): one for name, one in made[0]["points"].items()
                 }
