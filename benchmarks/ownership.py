@@ -1,6 +1,7 @@
 """Ownership: marked models, source-available, and independently trained models without the mark.
 
-Marked: VGG11-BN source models learn a mask against their own images with the watermark (`SAMap()`, one seed a cell);
+Marked: VGG11-BN source models learn a mask against their own images with the watermark (`SAMap(recipe="ownership")`,
+one seed a cell);
 two unmarked models of the same domain are the references of the claim. Unmarked: 20 small networks, five a digit
 domain, each with its own weights, order and choice of 5,000 training images (of 7,291 for USPS); each is claimed to be
 marked, with another one as reference. Claims are tested on 100 test images, spread evenly, and on all; CUTI's mark for
@@ -9,7 +10,7 @@ isn't run twice.
 
     python benchmarks/ownership.py
     python benchmarks/ownership.py --seeds 1 2 --domains mnist usps
-    python benchmarks/ownership.py --domains svhn --values 20 --set '{"steps": 1200}' --tag 1200steps
+    python benchmarks/ownership.py --domains svhn --values 20 --set '{"recipe": "default"}' --tag default
 """
 
 import argparse
@@ -54,7 +55,7 @@ def measure_marked(domain, value, seed, options):
     model = source_model(options.network, domain, SIZE)
     references = [source_model(SMALL, domain, SIZE, seed=other) for other in (0, 1)]
     learn, _, test = domains(domain, SIZE, 0)
-    method = mf.SAMap(seed=seed, **{"evaluate_every": 100, **json.loads(options.set)})
+    method = mf.SAMap(**{"recipe": "ownership", "seed": seed, "evaluate_every": 100, **json.loads(options.set)})
     start = time.time()
     protected = mf.protect(model, authorized=learn, ownership=mark, image=image, method=method)
     seconds = time.time() - start
@@ -99,7 +100,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the masks")
     parser.add_argument("--network", default="vgg11_bn", help="of the marked models")
     parser.add_argument("--values", type=int, nargs="+", help="added by the mark; default: NTL's, and 80 for digits")
-    parser.add_argument("--set", default="{}", help="settings of SAMap beside the default, as JSON")
+    parser.add_argument("--set", default="{}", help="settings of SAMap beside the recipe's, as JSON")
     parser.add_argument("--tag", default="", help="name of the folder that results with other settings go to")
     options = parser.parse_args()
     if (options.set == "{}") != (options.tag == ""):

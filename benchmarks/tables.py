@@ -264,8 +264,8 @@ def ownership():
     yield "`python benchmarks/ownership.py`; accuracies in percent on all test images, p of the claim on 100 and on all"
     yield "of them, with unmarked models of the same domain as references; the drop is that of the source, relative."
     yield "With value 80 the claims were tested at a tolerance of 0.5, which unmarked models exceed; it is 0.8 now.\n"
-    yield "| | network | steps | domain | mark | seed | clean | marked | gap | drop, % | p of 100 | p of all | holds |"
-    yield "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    yield "| | network | recipe | domain | mark | seed | clean | marked | gap | drop, % | p of 100 | p of all | holds |"
+    yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for made in sorted(cells, key=lambda one: (one["kind"], one["domain"], one["mark"]["value"], one["seed"])):
         few, whole = made["claims"]["of 100"], made["claims"]["of all"]
         drop = "-"
@@ -275,8 +275,8 @@ def ownership():
             drop = f"{100 * (before - score['accuracy']) / before:.2f}"
         shown = [percent(whole[key]) for key in ("accuracy_clean", "accuracy_marked", "gap")]
         p = [f"{one['p_value']:.1e}" for one in (few, whole)]
-        steps = made["configuration"]["steps"] if made["kind"] == "marked" else "-"
-        facts = [made["kind"], made["network"], steps, made["domain"], made["mark"]["value"], made["seed"]]
+        recipe = made["configuration"]["recipe"] if made["kind"] == "marked" else "-"
+        facts = [made["kind"], made["network"], recipe, made["domain"], made["mark"]["value"], made["seed"]]
         holds = "yes" if few["holds"] and whole["holds"] else "no"
         yield "| " + " | ".join(map(str, [*facts, *shown, drop, *p, holds])) + " |"
     yield ""

@@ -118,7 +118,8 @@ def protect(
         unauthorized: The same for the domain it shall fail on; several as a list or a mapping by name. Without
             authorized= its labels aren't needed, nor looked at.
         image: What the model eats; needed unless the domains give float tensors, and where images are synthesized.
-        method: A configuration object such as ``SAMap(steps=400)``; None takes the setting's default.
+        method: A configuration object such as ``SAMap(steps=400)``; None takes the setting's default, and
+            ``SAMap(recipe="ownership")`` where a watermark is all that is unauthorized.
         ownership: A watermark that the model shall fail on: the authorized images with it become an unauthorized
             domain, "watermark" (Eq. 7); see :func:`modelfence.ownership.verification.verify`.
         watch: Labelled domains, as ``unauthorized``, that are measured at every evaluation and never used: the
@@ -154,7 +155,8 @@ def protect(
         ('Sequential', 2)
     """
     given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None or ownership is not None}
-    found, config = method_for(method, given)
+    marks_alone = ownership is not None and authorized is not None and unauthorized is None
+    found, config = method_for(method, given, recipe="ownership" if marks_alone else "default")
     base = unwrap(model)
     if resume and output is None:
         raise InputError("resume= needs output=: the folder where the run's state is kept")

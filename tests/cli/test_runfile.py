@@ -136,7 +136,7 @@ def test_every_example_is_valid(path: Path) -> None:
         ("method.steps=2.5", "--set: method.steps: must be a whole number (got 2.5)"),
         ("method.learning_rate=0", "--set: method.learning_rate: must be > 0 (got 0)"),
         ("method.learning_rate=fast", "--set: method.learning_rate: must be a number (got 'fast')"),
-        ("method.recipe=papr", "--set: method.recipe: must be 'default' or 'paper' (got 'papr')"),
+        ("method.recipe=papr", "--set: method.recipe: must be 'default', 'paper' or 'ownership' (got 'papr')"),
         ("method.recipe=[1]", "--set: method.recipe: "),
         ("method.stepz=1", "--set: method.stepz: unknown key. Did you mean 'steps'? Known: "),
         ("method.name=SAMop", "--set: method.name: unknown method 'SAMop'. Did you mean 'SAMap'"),
@@ -185,21 +185,29 @@ def test_a_wrong_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
+    ("given", "chosen"),
     [
-        ("", DFMap),
-        ("authorized = 'mnist'", DFMap),
-        ("unauthorized = 'usps'", SFMap),
-        ("authorized = 'mnist'\nunauthorized = 'usps'", SAMap),
-        ("authorized = 'mnist'\n[watermark]", SAMap),
+        ("", DFMap(steps=7)),
+        ("authorized = 'mnist'", DFMap(steps=7)),
+        ("unauthorized = 'usps'", SFMap(steps=7)),
+        ("authorized = 'mnist'\nunauthorized = 'usps'", SAMap(steps=7)),
+        ("authorized = 'mnist'\n[watermark]", SAMap(steps=7, recipe="ownership")),
+        ("authorized = 'mnist'\nunauthorized = 'usps'\n[watermark]", SAMap(steps=7)),
     ],
 )
-def test_the_domains_choose_the_method_whose_settings_are_meant(tmp_path: Path, given: str, kind: type) -> None:
+def test_the_domains_choose_the_method_whose_settings_are_meant(tmp_path: Path, given: str, chosen: object) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"[method]\nsteps = 7\n[data]\n{given}")
     method = read_run(path).method
-    assert type(method) is kind
-    assert method == kind(steps=7)
+    assert type(method) is type(chosen)
+    assert method == chosen
+
+
+@pytest.mark.parametrize("said", ["name = 'SAMap'", "recipe = 'default'"])
+def test_a_watermark_leaves_a_method_or_recipe_that_was_chosen(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"[method]\n{said}\n[data]\nauthorized = 'mnist'\n[watermark]")
+    assert read_run(path).method == SAMap()
 
 
 def test_another_recipe_of_a_method_that_the_domains_choose(tmp_path: Path) -> None:

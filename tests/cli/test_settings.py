@@ -305,6 +305,7 @@ def test_a_watermark_becomes_a_row_of_the_table(protect: Protect) -> None:
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["method"] == "SAMap"
+    assert tomllib.loads(Path("out/run.toml").read_text())["method"]["recipe"] == "ownership"
     assert report["watermark"] == {"kind": "digits", "value": 80, "channel": 0}
     assert [(score["name"], score["role"]) for score in report["evaluation"]["scores"]] == [
         ("sklearn_digits", "authorized"),

@@ -83,7 +83,7 @@ def test_it_is_frozen_and_copies_keep_the_values():
         ({"patience": 2, "held_out": 0}, "patience needs held_out"),
         ({"masks": "both"}, "masks.*'joint' or 'one_each'"),
         ({"precision": "fp64"}, "precision.*'auto', 'bf16' or 'fp32'"),
-        ({"recipe": "papers"}, "recipe.*'default' or 'paper'"),
+        ({"recipe": "papers"}, "recipe.*'default', 'paper' or 'ownership'"),
         ({"clamp": "element"}, "clamp.*'batch' or 'sample'"),
         ({"source_loss": "kl"}, "source_loss"),
         ({"ascent": -1}, "ascent"),

@@ -1,5 +1,7 @@
 """SA-MAP's loss, written out again in numpy, and the batches it is computed on."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -107,6 +109,30 @@ def test_a_domain_without_labels_is_named():
     run = Session(Fabric(accelerator="cpu", devices=1), as_domain(toy.blobs(80), name="authorized"), {"blind": blind})
     with pytest.raises(InputError, match="domain 'blind' has no labels"):
         next(labelled_steps(SAMap(batch_size=8), run, [4, 4], 0))
+
+
+@pytest.mark.parametrize(
+    ("given", "without", "with_batch_norm"),
+    [
+        ({}, 600, 300),
+        ({"steps": 7}, 7, 7),
+        ({"longer_without_batch_norm": 3}, 900, 300),
+        ({"steps": 7, "longer_without_batch_norm": 0.01}, 1, 7),
+        ({"recipe": "paper"}, 936, 936),
+        ({"recipe": "ownership"}, 750, 750),
+    ],
+)
+def test_steps_that_are_not_given_are_twice_as_many_without_batch_norm(given, without, with_batch_norm):
+    alone, normalized = SAMap(**given).for_network(toy.trained("mlp")), SAMap(**given).for_network(toy.trained("cnn"))
+    assert (alone.steps, normalized.steps) == (without, with_batch_norm)
+    assert alone.for_network(toy.trained("mlp")) == alone
+
+
+def test_the_ownership_recipe_is_eq_7_for_each_image_until_its_class_cannot_win():
+    """The bound, by hand: a class with probability below 1/K can't be the most probable one."""
+    config = SAMap(recipe="ownership")
+    assert (config.batch_statistics, config.clamp, config.source_loss) == (False, "sample", "distillation")
+    assert config.limit_for(10) / config.ascent > math.log(10)
 
 
 def test_batch_statistics_follow_the_network_unless_asked_for(monkeypatch):

@@ -391,6 +391,12 @@ def test_a_watermark_becomes_an_unauthorized_domain():
     assert "target_accuracy:watermark" in result.history[-1]
     with pytest.raises(InputError, match="ownership= needs authorized="):
         protect(toy.trained(), unauthorized=domain, image=IMAGE, ownership=Watermark("objects"))
+    with pytest.raises(InputError, match="ownership= needs authorized="):
+        protect(toy.trained(), image=IMAGE, ownership=Watermark("objects"))
+    alone = protect(toy.trained(), authorized=domain, image=IMAGE, ownership=Watermark("objects"))
+    assert alone.config == SAMap(recipe="ownership")
+    chosen = protect(toy.trained(), authorized=domain, **values)
+    assert chosen.config == values["method"]
 
 
 @pytest.mark.parametrize(("rate", "warned"), [(1e-2, True), (1e-5, False)])

@@ -93,7 +93,8 @@ def _method(run: Run) -> tuple[Method, LearnConfig]:
         raise InputError("protect: watermark: the authorized images get the mark; give data.authorized too")
     if run.watermark is not None and "watermark" in measured_by(run).domains:
         raise InputError("protect: watermark: a domain has that name, which the marked images get; call it otherwise")
-    return method_for(run.method, given)
+    marks_alone = run.watermark is not None and data.unauthorized is None
+    return method_for(run.method, given, recipe="ownership" if marks_alone else "default")
 
 
 def _run(

@@ -173,6 +173,12 @@ def _method_name(tables: Tables) -> Any:
     return method["name"] if "name" in method else method_for(None, given)[0].config.__name__
 
 
+def _marks_alone(tables: Tables) -> bool:
+    """Say whether the authorized images with a mark are all that is unauthorized."""
+    data = tables.get("data")
+    return "watermark" in tables and isinstance(data, dict) and "authorized" in data and "unauthorized" not in data
+
+
 def _leave_recipe(tables: Tables, filed: Tables, origins: Mapping[str, str]) -> None:
     """Drop what a run file took from its own recipe where another recipe was chosen over it.
 
@@ -221,6 +227,8 @@ class _Checker:
         if not isinstance(name, str) or name not in known:
             close = nearest(str(name), known)
             raise InputError(f"{self._where('method.name')}: unknown method {name!r:.40}.{close} {_known(known)}")
+        if "name" not in content and _marks_alone(tables):
+            content = {"recipe": "ownership", **content}
         return known[name], {key: value for key, value in content.items() if key != "name"}
 
     def _section(self, name: str, kind: type, content: Tables) -> Any:

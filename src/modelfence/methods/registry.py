@@ -89,12 +89,13 @@ def learner(
     return register
 
 
-def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method, Any]:
+def method_for(config: object | None, given: Mapping[str, bool], *, recipe: str = "default") -> tuple[Method, Any]:
     """Find the method for a configuration, or the default one for the data given.
 
     Args:
         config: A configuration object, or None.
         given: Whether "authorized" and "unauthorized" were given.
+        recipe: Of the default method.
 
     Returns:
         The method, and its configuration.
@@ -108,7 +109,7 @@ def method_for(config: object | None, given: Mapping[str, bool]) -> tuple[Method
         named = (one for one in METHODS.values() if one.default)
         fits = (one for one in named if set(one.needs) <= present <= {*one.needs, *one.takes})
         method = next(fits)  # every choice of domains is a setting of some method
-        return method, method.config()
+        return method, method.config() if recipe == "default" else method.config(recipe=recipe)
     found = METHODS.get(type(config))
     if found is None:
         known = ", ".join(sorted(kind.__name__ for kind in METHODS))

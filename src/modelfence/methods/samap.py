@@ -1,16 +1,19 @@
 """SA-MAP: a mask from labelled images of both domains (Eq. 1), by default hardened against BatchNorm refresh."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 from torch import Tensor, nn
 
 from modelfence.losses.classification import cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.methods.config import STRICT, MaskConfig
+from modelfence.methods.config import STRICT, MaskConfig, Positive
 from modelfence.methods.labelled import Step, labelled_steps, shares
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
@@ -27,8 +30,16 @@ class SAMap(MaskConfig):
     networks with BatchNorm, adds the same two terms with batch statistics, because a refresh of the running statistics
     on a few unlabelled images restores a mask learned without them.
 
+    The recipe "ownership" is for a mark on the authorized images (Eq. 7), and what ``protect`` takes where marked
+    images are all that is unauthorized. Both domains have the same images, so the mask learns longer, with less weight
+    on the unlearning, until the class can't be the most probable one any more; and with running statistics alone,
+    because nobody can refresh them on marked images without knowing the mark.
+
     Attributes:
+        recipe: "default", "paper", or "ownership". It sets the value of every field that isn't given.
         source_loss: "cross_entropy" (paper), or "distillation" from the original model.
+        longer_without_batch_norm: Factor on ``steps`` for a network without BatchNorm, where a step learns in one mode,
+            not in two. It is 1 where ``steps`` is given and this isn't.
 
     Example:
         >>> SAMap(recipe="paper").clamp
@@ -46,11 +57,51 @@ class SAMap(MaskConfig):
             "ascent": 1.0,
             "clamp": "sample",
             "source_loss": "distillation",
+            "longer_without_batch_norm": 2.0,
         },
         "paper": {"steps": 936, "batch_size": 32, "decay": 0.5, "scale": "elementwise", "batch_statistics": False},
+        "ownership": {
+            "steps": 750,
+            "batch_size": 32,
+            "learning_rate": 2e-4,
+            "decay": 0.5,
+            "ascent": 0.2,
+            "limit": None,
+            "clamp": "sample",
+            "source_loss": "distillation",
+            "batch_statistics": False,
+        },
     }
 
+    recipe: Literal["default", "paper", "ownership"] = "default"  # type: ignore[assignment]  # one more than others
+
     source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
+    longer_without_batch_norm: Positive = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_as_many_steps_as_given(cls, values: Any) -> Any:
+        given = dict(values.kwargs or {}) if isinstance(values, ArgsKwargs) else dict(values)
+        if "steps" in given:
+            given = {"longer_without_batch_norm": 1.0, **given}
+        return ArgsKwargs(values.args, given) if isinstance(values, ArgsKwargs) else given
+
+    def for_network(self, model: nn.Module) -> Self:
+        """Return these settings with the factor for networks without BatchNorm multiplied in, and set to 1.
+
+        Args:
+            model: The network; what comes back is for networks of its kind alone.
+
+        Example:
+            >>> SAMap().for_network(nn.Linear(2, 2)).steps, SAMap().for_network(nn.BatchNorm2d(2)).steps
+            (600, 300)
+            >>> SAMap(steps=100).for_network(nn.Linear(2, 2)).steps
+            100
+        """
+        if has_batch_norm(model):
+            return self
+        steps = max(1, round(self.steps * self.longer_without_batch_norm))
+        return replace(self, steps=steps, longer_without_batch_norm=1.0)
 
 
 @learner(SAMap, needs=("authorized", "unauthorized"))

@@ -34,7 +34,7 @@ def default_methods(_: str) -> list[str]:
     Args:
         _: The setting: there is one.
     """
-    return [methods.SOURCE_MODEL, *methods.DEFAULTS["sa"]]
+    return [methods.SOURCE_MODEL, "NTL", "CUTI", "SAMap:ownership"]
 
 
 def cells(request: Request) -> list[Cell]:
