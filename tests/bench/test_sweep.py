@@ -85,11 +85,11 @@ def test_a_corrupted_cell_is_recomputed_and_said_so(store: Cells, damage: Any) -
 
 def test_a_cell_of_other_settings_is_recomputed_and_said_so(store: Cells) -> None:
     sweep(FIVE[:1], store, Maker())
-    changed = cell(overrides=(("steps", 5),))
+    changed = cell(overrides=(("batch_size", 8),))
     again = Maker()
     sweep([changed], store, again)
     assert again.asked == [0]
-    said = "made with other settings (overrides [], now [['steps', 5]], configuration.steps 300, now 5)"
+    said = "made with other settings (overrides [], now [['batch_size', 8]], configuration.batch_size 32, now 8)"
     assert any(said in line for line in lines)
 
 
