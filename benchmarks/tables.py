@@ -265,8 +265,8 @@ def ownership():
     yield "\n## Ownership\n"
     yield "`python benchmarks/ownership.py`; accuracies in percent on all test images, p of the claim on 100 and on all"
     yield "of them, with unmarked models of the same domain as references; the drop is that of the source, relative."
-    yield "With value 80 the claims on the default recipe's models, and on unmarked ones, were tested at a tolerance of 0.5,"
-    yield "which unmarked models exceed; it is 0.8 now, and for the recipe for ownership.\n"
+    yield "With value 80 the claims on the default recipe's models, and on unmarked ones, were tested at a tolerance of"
+    yield "0.5, which unmarked models exceed; it is 0.8 now, and for the recipe for ownership.\n"
     yield "| | network | recipe | domain | mark | seed | clean | marked | gap | drop, % | p of 100 | p of all | holds |"
     yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for made in sorted(cells, key=lambda one: (one["kind"], one["domain"], one["mark"]["value"], one["seed"])):
