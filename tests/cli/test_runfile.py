@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from torch import nn
 
 from modelfence import DFMap, SAMap, SFMap
 from modelfence.cli.measured import Measured, measured_by
@@ -208,6 +209,31 @@ def test_a_watermark_leaves_a_method_or_recipe_that_was_chosen(tmp_path: Path, s
     path = tmp_path / "run.toml"
     path.write_text(f"[method]\n{said}\n[data]\nauthorized = 'mnist'\n[watermark]")
     assert read_run(path).method == SAMap()
+
+
+@pytest.mark.parametrize(
+    ("filed", "recipe", "left"),
+    [
+        ("steps = 300", "ownership", SAMap(recipe="ownership", steps=300)),
+        ("steps = 750\nascent = 0.2\nseed = 3", "default", SAMap(seed=3)),
+    ],
+)
+def test_another_recipe_over_the_one_that_a_watermark_implies(
+    tmp_path: Path, filed: str, recipe: str, left: SAMap
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"[method]\n{filed}\n[data]\nauthorized = 'mnist'\n[watermark]")
+    assert read_run(path, sets=[f"method.recipe={recipe}"]).method == left
+
+
+def test_steps_set_over_a_resolved_file_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    first = read_run(None, sets=["method.name=SAMap", "method.seed=3"])
+    path.write_text(write_toml(first.tables("method")))
+    assert read_run(path).method == SAMap(seed=3)
+    method = read_run(path, sets=["method.steps=100"]).method
+    assert method is not None
+    assert method.for_network(nn.Linear(2, 2)).steps == 100
 
 
 def test_another_recipe_of_a_method_that_the_domains_choose(tmp_path: Path) -> None:

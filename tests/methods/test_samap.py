@@ -1,6 +1,7 @@
 """SA-MAP's loss, written out again in numpy, and the batches it is computed on."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,15 +118,17 @@ def test_a_domain_without_labels_is_named():
         ({}, 600, 300),
         ({"steps": 7}, 7, 7),
         ({"longer_without_batch_norm": 3}, 900, 300),
-        ({"steps": 7, "longer_without_batch_norm": 0.01}, 1, 7),
+        ({"longer_without_batch_norm": 0.001}, 1, 300),
+        ({"steps": 300, "longer_without_batch_norm": 1}, 300, 300),
         ({"recipe": "paper"}, 936, 936),
         ({"recipe": "ownership"}, 750, 750),
     ],
 )
-def test_steps_that_are_not_given_are_twice_as_many_without_batch_norm(given, without, with_batch_norm):
+def test_the_recipes_own_steps_are_twice_as_many_without_batch_norm(given, without, with_batch_norm):
     alone, normalized = SAMap(**given).for_network(toy.trained("mlp")), SAMap(**given).for_network(toy.trained("cnn"))
     assert (alone.steps, normalized.steps) == (without, with_batch_norm)
     assert alone.for_network(toy.trained("mlp")) == alone
+    assert replace(SAMap(**given), steps=7).for_network(toy.trained("mlp")).steps == 7
 
 
 def test_the_ownership_recipe_is_eq_7_for_each_image_until_its_class_cannot_win():

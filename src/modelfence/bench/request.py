@@ -91,7 +91,7 @@ def saved_requests(folder: Path) -> list[Request]:
 
 def _asked(folder: Path) -> list[Request]:
     """Return every request that was made and can be read, those of one table in their order."""
-    found = (_from_record(read_record(path)) for path in sorted(folder.glob("*.json")))
+    found = (_from_record(read_record(path)) for path in sorted(folder.glob("*.json"), key=lambda path: path.stem))
     return [request for request in found if request is not None]
 
 

@@ -89,6 +89,7 @@ def read_run(
     tables, origins = ({}, {}) if path is None else (parse_toml(Path(path)), {})
     filed = tables.get("method", {})
     filed = dict(filed) if isinstance(filed, dict) else {}
+    implied = "ownership" if "name" not in filed and _marks_alone(tables) else "default"
     for key, (flag, value) in (options or {}).items():
         if value is not None:
             _put(tables, key, value, flag)
@@ -99,7 +100,7 @@ def read_run(
             raise InputError(f"--set {text!r}: table.key=value is needed, such as method.steps=400")
         _put(tables, key.strip(), _toml_value(value.strip()), "--set")
         origins[key.strip()] = "--set"
-    _leave_recipe(tables, filed, origins)
+    _leave_recipe(tables, {"recipe": implied, **filed}, origins)
     return _Checker(str(path) if path is not None else "command line", origins).run(tables)
 
 
@@ -184,13 +185,13 @@ def _leave_recipe(tables: Tables, filed: Tables, origins: Mapping[str, str]) -> 
 
     Args:
         tables: What was put together so far; the table "method" is changed.
-        filed: That table as the file has it.
+        filed: That table as the file has it, with its recipe, said or not.
         origins: Flag by dotted key, of the keys that the file didn't have the last word on.
     """
     method = tables.get("method")
     if not isinstance(method, dict) or "method.recipe" not in origins:
         return
-    old = filed.get("recipe", "default")
+    old = filed["recipe"]
     kind = next((kind for kind in METHODS if kind.__name__ == _method_name({**tables, "method": filed})), None)
     if old == method["recipe"] or kind is None or not issubclass(kind, MaskConfig) or old not in list(kind.RECIPES):
         return

@@ -5,9 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs
 from torch import Tensor, nn
 
 from modelfence.losses.classification import cross_entropy, distillation
@@ -32,14 +30,14 @@ class SAMap(MaskConfig):
 
     The recipe "ownership" is for a mark on the authorized images (Eq. 7), and what ``protect`` takes where marked
     images are all that is unauthorized. Both domains have the same images, so the mask learns longer, with less weight
-    on the unlearning, until the class can't be the most probable one any more; and with running statistics alone,
-    because nobody can refresh them on marked images without knowing the mark.
+    on the unlearning, until an image's own class can't be the most probable one any more. It learns with running
+    statistics alone, because nobody can refresh them on marked images without knowing the mark.
 
     Attributes:
         recipe: "default", "paper", or "ownership". It sets the value of every field that isn't given.
         source_loss: "cross_entropy" (paper), or "distillation" from the original model.
-        longer_without_batch_norm: Factor on ``steps`` for a network without BatchNorm, where a step learns in one mode,
-            not in two. It is 1 where ``steps`` is given and this isn't.
+        longer_without_batch_norm: Factor on ``steps``, where those are the recipe's own, for a network without
+            BatchNorm, where a step learns in one mode, not in two. Any other number of steps is taken as it is.
 
     Example:
         >>> SAMap(recipe="paper").clamp
@@ -78,14 +76,6 @@ class SAMap(MaskConfig):
     source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
     longer_without_batch_norm: Positive = 1.0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_as_many_steps_as_given(cls, values: Any) -> Any:
-        given = dict(values.kwargs or {}) if isinstance(values, ArgsKwargs) else dict(values)
-        if "steps" in given:
-            given = {"longer_without_batch_norm": 1.0, **given}
-        return ArgsKwargs(values.args, given) if isinstance(values, ArgsKwargs) else given
-
     def for_network(self, model: nn.Module) -> Self:
         """Return these settings with the factor for networks without BatchNorm multiplied in, and set to 1.
 
@@ -98,7 +88,7 @@ class SAMap(MaskConfig):
             >>> SAMap(steps=100).for_network(nn.Linear(2, 2)).steps
             100
         """
-        if has_batch_norm(model):
+        if has_batch_norm(model) or self.steps != self.RECIPES[self.recipe]["steps"]:
             return self
         steps = max(1, round(self.steps * self.longer_without_batch_norm))
         return replace(self, steps=steps, longer_without_batch_norm=1.0)
