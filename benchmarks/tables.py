@@ -21,7 +21,7 @@ measured is in the script named; every cell file holds its configuration, seed, 
 models are trained from scratch (no ImageNet weights), once a domain, and shared by all seeds; the seed is that of
 the mask's learning. Images are 32 x 32, at most 5,000 of each domain to learn from; tests on the test split, which
 nothing was chosen on, except that the default recipe's step count and learning rate were chosen on seed 0 of four pairs
-(mnist > usps, usps > mnist, mnist_m > mnist, svhn > mnist_m). The objects, and scikit-learn's digits ("fifth"), are
+(mnist > usps, usps > mnist, mnist_m > mnist, svhn > mnist_m). The objects are
 domains that no recipe was tuned on. That networks without BatchNorm take twice the steps was chosen on seed 0 of
 mnist_m > mnist, mnist > usps, svhn > mnist and usps > mnist (VGG11), the recipe for ownership on svhn.
 
@@ -30,7 +30,7 @@ has the paper's bound on the scale of an element-wise mean (`scale="elementwise"
 are the same for 10 classes) and a rate that falls to zero over the last half of the steps; "constant_rate" and
 "scale_mean" kept the rate, and "scale_mean" reads the bound on the scale of a mean over images. "limit_chance" bounds
 an image's unlearning where its class can't be the most probable one any more (`limit=None`), and "ascent0.2" weighs
-the unlearning a fifth. The source-free
+the unlearning at a fifth of the default. The source-free
 default recipe was chosen on seed 0 of mnist > usps, mnist_m > mnist, mnist > mnist_m and svhn > usps; the data-free one
 takes its settings over, and its weight of the agreement, 8, was compared with others on seed 0 of mnist and mnist_m.
 What differs without BatchNorm (decision 11) was chosen on seed 0 of mnist > usps, usps > mnist, svhn > usps,

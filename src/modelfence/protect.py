@@ -119,7 +119,8 @@ def protect(
             authorized= its labels aren't needed, nor looked at.
         image: What the model eats; needed unless the domains give float tensors, and where images are synthesized.
         method: A configuration object such as ``SAMap(steps=400)``; None takes the setting's default, and
-            ``SAMap(recipe="ownership")`` where a watermark is all that is unauthorized.
+            ``SAMap(recipe="ownership")`` where a watermark is all that is unauthorized. An object that is given is
+            taken as it is: ``SAMap(seed=1)`` has the recipe "default".
         ownership: A watermark that the model shall fail on: the authorized images with it become an unauthorized
             domain, "watermark" (Eq. 7); see :func:`modelfence.ownership.verification.verify`.
         watch: Labelled domains, as ``unauthorized``, that are measured at every evaluation and never used: the
