@@ -22,6 +22,7 @@ import torch
 from _common import RESULTS, cell, domains, image_spec, machine, source_model
 
 import modelfence as mf
+from modelfence.bench.tables.digits import DOMAINS as DIGITS
 from modelfence.models.autocast import resolve_precision
 from modelfence.ownership.verification import verify
 from modelfence.ownership.watermark import Watermark
@@ -35,7 +36,6 @@ MARKS = {
     "cifar10": ("objects", 80),
     "stl10": ("objects", 80),
 }
-DIGITS = ("mnist", "usps", "svhn", "mnist_m")
 SMALL, EACH = "small_vgg_bn", 5
 CELLS = RESULTS / "ownership"
 

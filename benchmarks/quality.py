@@ -23,12 +23,12 @@ from _common import RESULTS, WORK, cell, domains, image_spec, machine, source_mo
 
 import modelfence as mf
 from modelfence.bench.cells import read_record
+from modelfence.bench.tables.digits import DOMAINS as DIGITS
 from modelfence.evaluation.metrics import mean_st_d, st_d
 from modelfence.files import atomic_write
 from modelfence.models.autocast import resolve_precision
 from modelfence.models.zoo import create_model
 
-DIGITS = ("mnist", "usps", "svhn", "mnist_m")
 FAMILIES = {
     "digits": {"size": 32, "classes": 10, "pairs": list(itertools.permutations(DIGITS, 2))},
     "fifth": {"size": 32, "classes": 10, "pairs": [(name, "sklearn_digits") for name in DIGITS]},

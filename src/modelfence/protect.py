@@ -155,9 +155,8 @@ def protect(
         >>> type(p.model).__name__, p.history[-1]["step"]
         ('Sequential', 2)
     """
-    given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None or ownership is not None}
-    marks_alone = ownership is not None and authorized is not None and unauthorized is None
-    found, config = method_for(method, given, recipe="ownership" if marks_alone else "default")
+    given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None}
+    found, config = method_for(method, given, marked=ownership is not None)
     base = unwrap(model)
     if resume and output is None:
         raise InputError("resume= needs output=: the folder where the run's state is kept")

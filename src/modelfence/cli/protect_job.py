@@ -87,14 +87,13 @@ def _method(run: Run) -> tuple[Method, LearnConfig]:
     data = run.data or DataTable()
     given = {
         "authorized": data.authorized is not None,
-        "unauthorized": data.unauthorized is not None or run.watermark is not None,
+        "unauthorized": data.unauthorized is not None,
     }
     if run.watermark is not None and data.authorized is None:
         raise InputError("protect: watermark: the authorized images get the mark; give data.authorized too")
     if run.watermark is not None and "watermark" in measured_by(run).domains:
         raise InputError("protect: watermark: a domain has that name, which the marked images get; call it otherwise")
-    marks_alone = run.watermark is not None and data.unauthorized is None
-    return method_for(run.method, given, recipe="ownership" if marks_alone else "default")
+    return method_for(run.method, given, marked=run.watermark is not None)
 
 
 def _run(

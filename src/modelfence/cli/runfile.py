@@ -89,7 +89,7 @@ def read_run(
     tables, origins = ({}, {}) if path is None else (parse_toml(Path(path)), {})
     filed = tables.get("method", {})
     filed = dict(filed) if isinstance(filed, dict) else {}
-    implied = "ownership" if "name" not in filed and _marks_alone(tables) else "default"
+    old = _chosen(tables)["recipe"]
     for key, (flag, value) in (options or {}).items():
         if value is not None:
             _put(tables, key, value, flag)
@@ -100,7 +100,7 @@ def read_run(
             raise InputError(f"--set {text!r}: table.key=value is needed, such as method.steps=400")
         _put(tables, key.strip(), _toml_value(value.strip()), "--set")
         origins[key.strip()] = "--set"
-    _leave_recipe(tables, {"recipe": implied, **filed}, origins)
+    _leave_recipe(tables, filed, old, origins)
     return _Checker(str(path) if path is not None else "command line", origins).run(tables)
 
 
@@ -167,32 +167,28 @@ def _put(tables: Tables, key: str, value: Any, flag: str) -> None:
     table[last] = value
 
 
-def _method_name(tables: Tables) -> Any:
-    """Return the name of the method: what its table says, or else that of the setting that the domains make."""
+def _chosen(tables: Tables) -> Tables:
+    """Return name and recipe of the method: what its table says, or else those of the setting that the domains make."""
     method, data = (table if isinstance(table := tables.get(name), dict) else {} for name in ("method", "data"))
-    given = {"authorized": "authorized" in data, "unauthorized": "unauthorized" in data or "watermark" in tables}
-    return method["name"] if "name" in method else method_for(None, given)[0].config.__name__
+    given = {name: name in data for name in ("authorized", "unauthorized")}
+    config = method_for(None, given, marked="watermark" in tables)[1]
+    usual = {"name": type(config).__name__, "recipe": "default" if "name" in method else config.recipe}
+    return {key: method.get(key, value) for key, value in usual.items()}
 
 
-def _marks_alone(tables: Tables) -> bool:
-    """Say whether the authorized images with a mark are all that is unauthorized."""
-    data = tables.get("data")
-    return "watermark" in tables and isinstance(data, dict) and "authorized" in data and "unauthorized" not in data
-
-
-def _leave_recipe(tables: Tables, filed: Tables, origins: Mapping[str, str]) -> None:
+def _leave_recipe(tables: Tables, filed: Tables, old: Any, origins: Mapping[str, str]) -> None:
     """Drop what a run file took from its own recipe where another recipe was chosen over it.
 
     Args:
         tables: What was put together so far; the table "method" is changed.
-        filed: That table as the file has it, with its recipe, said or not.
+        filed: That table as the file has it.
+        old: The file's recipe, said or not.
         origins: Flag by dotted key, of the keys that the file didn't have the last word on.
     """
     method = tables.get("method")
     if not isinstance(method, dict) or "method.recipe" not in origins:
         return
-    old = filed["recipe"]
-    kind = next((kind for kind in METHODS if kind.__name__ == _method_name({**tables, "method": filed})), None)
+    kind = next((kind for kind in METHODS if kind.__name__ == _chosen({**tables, "method": filed})["name"]), None)
     if old == method["recipe"] or kind is None or not issubclass(kind, MaskConfig) or old not in list(kind.RECIPES):
         return
     own = _plain(dataclasses.asdict(kind(recipe=old)))
@@ -224,12 +220,13 @@ class _Checker:
     def _method(self, tables: Tables) -> tuple[type, Tables]:
         """Return the configuration class that the table's name chooses, and the rest of the table."""
         known = {kind.__name__: kind for kind in METHODS}
-        name, content = _method_name(tables), tables["method"]
+        chosen, content = _chosen(tables), tables["method"]
+        name = chosen["name"]
         if not isinstance(name, str) or name not in known:
             close = nearest(str(name), known)
             raise InputError(f"{self._where('method.name')}: unknown method {name!r:.40}.{close} {_known(known)}")
-        if "name" not in content and _marks_alone(tables):
-            content = {"recipe": "ownership", **content}
+        if issubclass(known[name], MaskConfig):
+            content = {**content, "recipe": chosen["recipe"]}
         return known[name], {key: value for key, value in content.items() if key != "name"}
 
     def _section(self, name: str, kind: type, content: Tables) -> Any:

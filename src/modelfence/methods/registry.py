@@ -89,13 +89,13 @@ def learner(
     return register
 
 
-def method_for(config: object | None, given: Mapping[str, bool], *, recipe: str = "default") -> tuple[Method, Any]:
+def method_for(config: object | None, given: Mapping[str, bool], *, marked: bool = False) -> tuple[Method, Any]:
     """Find the method for a configuration, or the default one for the data given.
 
     Args:
         config: A configuration object, or None.
         given: Whether "authorized" and "unauthorized" were given.
-        recipe: Of the default method.
+        marked: Whether the authorized images with a watermark are unauthorized, beside what was given or alone.
 
     Returns:
         The method, and its configuration.
@@ -104,12 +104,14 @@ def method_for(config: object | None, given: Mapping[str, bool], *, recipe: str 
         InputError: The object isn't a configuration, an argument is missing or too many, or there is nothing to make
             one mask each for; the text names it.
     """
+    marks_alone = marked and given["authorized"] and not given["unauthorized"]
+    given = {**given, "unauthorized": given["unauthorized"] or marked}
     if config is None:
         present = {name for name, there in given.items() if there}
         named = (one for one in METHODS.values() if one.default)
         fits = (one for one in named if set(one.needs) <= present <= {*one.needs, *one.takes})
         method = next(fits)  # every choice of domains is a setting of some method
-        return method, method.config() if recipe == "default" else method.config(recipe=recipe)
+        return method, method.config(recipe="ownership" if marks_alone else "default")
     found = METHODS.get(type(config))
     if found is None:
         known = ", ".join(sorted(kind.__name__ for kind in METHODS))

@@ -17,6 +17,16 @@ from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
 from modelfence.methods.terms import Part, terms_of, unlearning
 
+_DEFAULT = {
+    "steps": 300,
+    "batch_size": 32,
+    "learning_rate": 2e-4,
+    "decay": 0.5,
+    "ascent": 1.0,
+    "clamp": "sample",
+    "source_loss": "distillation",
+}
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SAMap(MaskConfig):
@@ -47,31 +57,12 @@ class SAMap(MaskConfig):
     """
 
     RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "default": {
-            "steps": 300,
-            "batch_size": 32,
-            "learning_rate": 2e-4,
-            "decay": 0.5,
-            "ascent": 1.0,
-            "clamp": "sample",
-            "source_loss": "distillation",
-            "longer_without_batch_norm": 2.0,
-        },
+        "default": {**_DEFAULT, "longer_without_batch_norm": 2.0},
         "paper": {"steps": 936, "batch_size": 32, "decay": 0.5, "scale": "elementwise", "batch_statistics": False},
-        "ownership": {
-            "steps": 750,
-            "batch_size": 32,
-            "learning_rate": 2e-4,
-            "decay": 0.5,
-            "ascent": 0.2,
-            "limit": None,
-            "clamp": "sample",
-            "source_loss": "distillation",
-            "batch_statistics": False,
-        },
+        "ownership": {**_DEFAULT, "steps": 750, "ascent": 0.2, "limit": None, "batch_statistics": False},
     }
 
-    recipe: Literal["default", "paper", "ownership"] = "default"  # type: ignore[assignment]  # one more than others
+    recipe: Literal["default", "paper", "ownership"] = "default"  # type: ignore[assignment]  # wider than the base; frozen
 
     source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
     longer_without_batch_norm: Positive = 1.0
