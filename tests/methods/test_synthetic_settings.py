@@ -55,7 +55,7 @@ def test_source_free_needs_no_label_and_no_source(kind):
     before = digest_of(model)
     result = protect(model, unauthorized=blind(), image=IMAGE, method=SFMap(**SOURCE_FREE))
     assert digest_of(model) == before
-    assert [row["step"] for row in result.history] == ([2, 4] if kind == "cnn" else [2, 4, 6, 8])
+    assert [row["step"] for row in result.history] == [2, 4]
     assert {"source", "target", "source_agreement", "target_agreement:blind", "gap"} <= result.history[-1].keys()
     assert ("target_batch" in result.history[-1]) == (kind == "cnn")
 
@@ -317,12 +317,31 @@ def test_fewer_restyled_images_than_near_ones_weigh_less(monkeypatch, restyled, 
     assert found == [weight]
 
 
-@pytest.mark.parametrize(("kind", "steps", "copies"), [("cnn", 2, 3072), ("mlp", 5, 12288)])
-def test_without_batch_norm_it_learns_longer_and_on_more_copies(kind, steps, copies):
-    method = SFMap(**SOURCE_FREE | {"steps": 2, "restyled": 3072, "longer_without_batch_norm": 2.5})
-    result = protect(toy.trained(kind), unauthorized=target(), image=IMAGE, method=method)
-    assert result.history[-1]["step"] == steps
-    assert (result.config.steps, result.config.restyled) == (steps, copies)
+@pytest.mark.parametrize(
+    ("given", "without", "with_batch_norm"),
+    [
+        ({}, (900, 12288), (450, 3072)),
+        ({"steps": 7}, (7, 12288), (7, 3072)),
+        ({"restyled": 64}, (900, 64), (450, 64)),
+        ({"restyled": 0}, (900, 0), (450, 0)),
+        ({"longer_without_batch_norm": 2.5, "more_without_batch_norm": 0.5}, (1125, 1536), (450, 3072)),
+        ({"more_without_batch_norm": 0.0001}, (900, 1), (450, 3072)),
+        ({"recipe": "paper"}, (936, 3072), (936, 3072)),
+    ],
+)
+def test_the_recipes_own_steps_and_copies_are_more_without_batch_norm(given, without, with_batch_norm):
+    alone, normalized = SFMap(**given).for_network(toy.trained("mlp")), SFMap(**given).for_network(toy.trained("cnn"))
+    assert (alone.steps, alone.restyled) == without
+    assert (normalized.steps, normalized.restyled) == with_batch_norm
+    assert alone.for_network(toy.trained("mlp")) == alone
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(1 / 225, 2), (1 / 90, 5)])
+def test_it_learns_as_many_steps_as_the_network_calls_for(factor, steps):
+    of_the_recipe = {name: value for name, value in SOURCE_FREE.items() if name != "steps"}
+    method = SFMap(**of_the_recipe, longer_without_batch_norm=factor)
+    result = protect(toy.trained("mlp"), unauthorized=target(), image=IMAGE, method=method)
+    assert result.history[-1]["step"] == result.config.steps == steps
 
 
 @pytest.mark.parametrize(("patience", "warned"), [(None, True), (1, False)])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -127,6 +128,22 @@ class MaskConfig(LearnConfig):
         if np.float32(self.score_init) <= np.float32(self.threshold):  # as scores are compared
             raise ValueError(f"score_init ({self.score_init}) must be above threshold ({self.threshold})")
         return self
+
+    def multiplied(self, factors: Mapping[str, str]) -> Self:
+        """Return these settings with factors multiplied into what is the recipe's own value, and set to 1.
+
+        A value that isn't the recipe's was given, and is taken as it is.
+
+        Args:
+            factors: Names of fields that hold a factor, and of the whole number that each multiplies.
+        """
+        own = {**{one.name: one.default for one in fields(self)}, **self.RECIPES[self.recipe]}
+        values: dict[str, Any] = {}
+        for factor, name in factors.items():
+            given = getattr(self, name)
+            if given == own[name]:
+                values |= {name: max(min(1, given), round(given * getattr(self, factor))), factor: 1.0}
+        return replace(self, **values)
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0: constant, then linear to zero."""

@@ -1,7 +1,6 @@
 """SA-MAP: a mask from labelled images of both domains (Eq. 1), by default hardened against BatchNorm refresh."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -47,7 +46,7 @@ class SAMap(MaskConfig):
         recipe: "default", "paper", or "ownership". It sets the value of every field that isn't given.
         source_loss: "cross_entropy" (paper), or "distillation" from the original model.
         longer_without_batch_norm: Factor on ``steps``, where those are the recipe's own, for a network without
-            BatchNorm, where a step learns in one mode, not in two. Any other number of steps is taken as it is.
+            BatchNorm, where a step learns in one mode, not in two.
 
     Example:
         >>> SAMap(recipe="paper").clamp
@@ -70,6 +69,8 @@ class SAMap(MaskConfig):
     def for_network(self, model: nn.Module) -> Self:
         """Return these settings with the factor for networks without BatchNorm multiplied in, and set to 1.
 
+        A number of steps that isn't the recipe's is taken as it is.
+
         Args:
             model: The network; what comes back is for networks of its kind alone.
 
@@ -79,10 +80,7 @@ class SAMap(MaskConfig):
             >>> SAMap(steps=100).for_network(nn.Linear(2, 2)).steps
             100
         """
-        if has_batch_norm(model) or self.steps != self.RECIPES[self.recipe]["steps"]:
-            return self
-        steps = max(1, round(self.steps * self.longer_without_batch_norm))
-        return replace(self, steps=steps, longer_without_batch_norm=1.0)
+        return self if has_batch_norm(model) else self.multiplied({"longer_without_batch_norm": "steps"})
 
 
 @learner(SAMap, needs=("authorized", "unauthorized"))

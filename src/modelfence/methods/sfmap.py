@@ -40,10 +40,10 @@ class SFMap(SyntheticConfig):
         restyled: Copies in random styles to make of the unauthorized images; those that the model disagrees on are
             dropped; 0 makes none. For a network without BatchNorm they count as images near the source, beside
             generated ones, of which there must be some (``restyled_weight`` has no effect then). (Default recipe.)
-        more_without_batch_norm: Factor on ``restyled``, given or not, for a network without BatchNorm, where nothing
-            else tells what the source looks like. (Default recipe.)
-        longer_without_batch_norm: Factor on ``steps``, given or not, for a network without BatchNorm, where a step
-            learns in one mode, not in two. (Default recipe.)
+        more_without_batch_norm: Factor on ``restyled``, where that is the recipe's own, for a network without
+            BatchNorm, where nothing else tells what the source looks like. (Default recipe.)
+        longer_without_batch_norm: Factor on ``steps``, where those are the recipe's own, for a network without
+            BatchNorm, where a step learns in one mode, not in two. (Default recipe.)
         pseudo_threshold: Delta of Eq. 4: where the model is less sure of an unauthorized image, the mean over augmented
             copies takes the place of its class.
         pseudo_augmentations: How many copies; with 0 every image has its class.
@@ -78,23 +78,23 @@ class SFMap(SyntheticConfig):
     def for_network(self, model: nn.Module) -> Self:
         """Return these settings with the factors for networks without BatchNorm multiplied in, and set to 1.
 
+        A number of steps or of copies that isn't the recipe's is taken as it is.
+
         Args:
             model: The network; what comes back is for networks of its kind alone.
 
         Example:
-            >>> found = SFMap(steps=10).for_network(nn.Linear(2, 2))
+            >>> found = SFMap().for_network(nn.Linear(2, 2))
             >>> found.steps, found.restyled, found.for_network(nn.Linear(2, 2)) == found
-            (20, 12288, True)
+            (900, 12288, True)
+            >>> SFMap(steps=10).for_network(nn.Linear(2, 2)).steps
+            10
             >>> SFMap().for_network(nn.BatchNorm2d(2)) == SFMap()
             True
         """
         if self.recipe == "paper" or has_batch_norm(model):
             return self
-        values: dict[str, Any] = dict.fromkeys(_WITHOUT_BATCH_NORM, 1.0)
-        for factor, name in _WITHOUT_BATCH_NORM.items():
-            given = getattr(self, name)
-            values[name] = max(min(1, given), round(given * getattr(self, factor)))
-        return replace(self, **values)
+        return self.multiplied(_WITHOUT_BATCH_NORM)
 
 
 _LOOKED_AT = 1000  # images of a domain, whose BatchNorm distance is taken as one batch
