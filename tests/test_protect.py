@@ -8,15 +8,17 @@ import pytest
 import torch
 from tests.masking import zoo
 from tests.methods import toy
+from tests.methods.generating import GREY
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import modelfence as mf
-from modelfence import Mask, SAMap, protect
+from modelfence import CUTI, NTL, Mask, SAMap, protect
 from modelfence.data.domain import Batch, IndexedDomain
 from modelfence.data.sources import as_domain
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.masking.digest import digest_of
+from modelfence.ownership.watermark import Watermark
 from modelfence.protect import Protection
 
 SOURCE, TARGET = toy.blobs(seed=1), toy.blobs(seed=2, inverted=True)
@@ -114,7 +116,90 @@ def test_what_is_to_be_watched_and_is_not_there_is_named(nothing):
         protect(toy.trained(), authorized=SOURCE, unauthorized=TARGET, watch=nothing, method=SAMap(**TINY))
 
 
+# What is found out before anything is learned
+
+
+@pytest.mark.parametrize(("kind", "masks"), [(SAMap, {}), (SAMap, {"masks": "one_each"}), (NTL, {}), (CUTI, {})])
+def test_a_domain_that_fills_no_batch_is_refused_before_any_step(kind, masks, tmp_path):
+    told: list[dict[str, float]] = []
+    few = TensorDataset(*(part[:5] for part in TARGET.tensors))
+    method = kind(steps=2, batch_size=16, evaluate_every=1, held_out=0, precision="fp32", **masks)
+    with pytest.raises(InputError, match="domain 'few' has 5 images, fewer than one batch of"):
+        protect(
+            toy.trained("cnn"),
+            authorized=SOURCE,
+            unauthorized={"many": TARGET, "few": few} if masks else {"few": few},
+            method=method,
+            progress=told.append,
+            output=tmp_path,
+        )
+    assert told == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("recipe", ["default", "paper"])
+@pytest.mark.parametrize(("classes", "channels", "fragment"), [(10, 3, "image=: "), (1, 1, "the model gives 1 logit")])
+def test_without_any_domain_the_model_is_tried_on_the_image_spec(recipe, classes, channels, fragment):
+    image = mf.ImageSpec(channels=channels, height=8, width=8, mean=(0.5,) * channels, std=(0.25,) * channels)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, classes))
+    with pytest.raises(InputError, match=fragment) as caught:
+        protect(model, image=image, method=mf.DFMap(recipe=recipe))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_made(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for cache in (file, file / "inside"):
+        with pytest.raises(InputError, match="is a file, not a folder; name another cache folder"):
+            protect(toy.trained(), image=GREY, method=mf.DFMap(), cache=cache, announce=pytest.fail)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("method", [mf.SFMap(), mf.DFMap()])
+def test_a_method_that_learns_no_marks_says_so(method):
+    with pytest.raises(InputError, match=f"{type(method).__name__} learns no marks: leave ownership= out"):
+        protect(toy.trained(), authorized=SOURCE, image=GREY, ownership=Watermark(), method=method)
+
+
+def test_what_an_abandoned_run_left_is_not_taken_for_this_one(tmp_path):
+    """A run of another configuration is killed in its second mask; one anew is killed in its first, and resumed."""
+    targets = {"inverted": TARGET, "faint": faint(5)}
+    values: dict[str, Any] = {"authorized": SOURCE, "unauthorized": targets, "output": tmp_path}
+
+    def go(steps: int, stop_at: int | None, *, resume: bool = False) -> Protection:
+        seen: list[int] = []
+
+        def stop(_: object) -> None:
+            seen.append(1)
+            if len(seen) == stop_at:
+                raise KeyboardInterrupt
+
+        method = SAMap(**TINY | {"steps": steps, "evaluate_every": 1}, masks="one_each")
+        return protect(toy.trained(), method=method, progress=stop, resume=resume, **values)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(3, stop_at=5)
+    with pytest.raises(KeyboardInterrupt):
+        go(4, stop_at=3)
+    assert set(go(4, None, resume=True).masks) == set(targets)
+
+
 # What comes out
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_measured_is_the_row_of_the_model_that_is_kept(patience):
+    result = run(toy.trained("cnn"), steps=12, evaluate_every=1, patience=patience, learning_rate=5e-3)
+    gaps = [row["gap"] for row in result.history]
+    assert result.measured == result.history[-1 if patience is None else gaps.index(max(gaps))]
+    source = [row["source_accuracy"] for row in result.history]
+    assert patience is None or len(set(source)) > 1  # else any row would do
+
+
+def test_nothing_was_measured_on_a_combination_of_masks():
+    targets = {"inverted": TARGET, "faint": faint(5)}
+    assert run(unauthorized=targets, masks="one_each").measured == {}
 
 
 def test_the_same_seed_gives_the_same_result_whatever_the_global_one():

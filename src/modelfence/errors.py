@@ -29,7 +29,7 @@ class NonFiniteError(ModelfenceError):
 
 
 class Interrupted(ModelfenceError):  # noqa: N818 (not an error: the run was stopped by its user)
-    """The run was stopped by the user after its state was saved."""
+    """The run was stopped by the user: learning after its state was saved, a sweep between its cells."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

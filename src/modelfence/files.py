@@ -38,6 +38,26 @@ def usable_path(path: str | Path) -> Path:
     return Path(path)
 
 
+def writable_folder(path: str | Path, what: str) -> Path:
+    """Refuse a place where no folder can be written; nothing is made.
+
+    Args:
+        path: The folder, which may be missing.
+        what: Which folder it is, for the error.
+
+    Raises:
+        InputError: Its name can't be a path, or it is a file, or in one.
+        ArtifactError: There is no permission.
+    """
+    folder = usable_path(path)
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise InputError(f"{there}: is a file, not a folder; name another {what} folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ArtifactError(f"{there}: can't be written (no permission); name another {what} folder")
+    return folder
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON; whatever is wrong with it is a ``ValueError``, nesting that has no end in sight included."""
     try:

@@ -16,6 +16,7 @@ from modelfence.models.outputs import logits_of
 
 if TYPE_CHECKING:
     from modelfence.data.domain import Domain
+    from modelfence.data.image_spec import ImageSpec
     from modelfence.methods.loop import Row
 
 _LIMIT = 500
@@ -115,8 +116,13 @@ class Watch:
         return {f"watch:{name}": _accuracy(*_predict(student, domain)) for name, domain in self.domains.items()}
 
 
-def check_images(model: nn.Module, named: "Mapping[str, Domain]") -> int:
+def check_images(model: nn.Module, named: "Mapping[str, Domain]", image: "ImageSpec | None" = None) -> int:
     """Try a model on a few images of every domain, whose labels aren't looked at; return its number of classes.
+
+    Args:
+        model: The network.
+        named: Domains by name.
+        image: What the model eats; where there is no domain, it is tried on black images.
 
     Raises:
         InputError: The model doesn't take the images, or the domains' images differ in shape.
@@ -130,6 +136,11 @@ def check_images(model: nn.Module, named: "Mapping[str, Domain]") -> int:
         except InputError as error:
             raise InputError(f"domain {name!r}: {error}") from error
         shapes[name] = tuple(batch.images.shape[1:])
+    if not named and image is not None:
+        try:
+            classes = classes_of(model, torch.zeros(2, *image.shape))
+        except InputError as error:
+            raise InputError(f"image=: {error}") from error
     if classes == 1:
         raise InputError("the model gives 1 logit; a classifier of at least 2 classes can be confined")
     if len(set(shapes.values())) > 1:

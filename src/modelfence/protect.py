@@ -12,12 +12,12 @@ from torch import nn
 import modelfence.methods  # noqa: F401 (registers the methods)
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
-from modelfence.files import usable_path, versions
+from modelfence.files import versions, writable_folder
 from modelfence.masking.mask import Mask
 from modelfence.masking.preflight import require_maskable
 from modelfence.masking.unwrap import unwrap
 from modelfence.methods.config import LearnConfig, MaskConfig
-from modelfence.methods.loop import WARNING, Monitor, Row, Session
+from modelfence.methods.loop import WARNING, Monitor, Row, Session, row_kept
 from modelfence.methods.registry import Method, method_for
 from modelfence.methods.retraining import with_weights
 from modelfence.methods.samples import Synthetic, together
@@ -57,6 +57,11 @@ class Protection:
     config: LearnConfig
     synthetic: Synthetic = field(default_factory=Synthetic)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> Row:
+        """The row of the history that was measured on :attr:`model`; empty where several masks were combined."""
+        return row_kept(self.history, self.config) if self.history and len(self.masks) < 2 else {}
 
     def save(self, folder: str | Path, *, evaluation: "Evaluation | None" = None) -> Path:
         """Write the output folder (docs/artifact.md): the checkpoint to ship, the owner's record, the history.
@@ -161,14 +166,14 @@ def protect(
     if resume and output is None:
         raise InputError("resume= needs output=: the folder where the run's state is kept")
     file = None if output is None else state_file(output)
-    kept = None if cache is None else usable_path(cache)
+    kept = None if cache is None else writable_folder(cache, "cache")
     require_maskable(base)
     config = config.for_network(base)
     source = None if authorized is None else as_one_domain(authorized, image, labelled=found.labels)
     targets = {} if unauthorized is None else as_named_domains(unauthorized, image, labelled=found.labels)
     if ownership is not None:
         targets["watermark"] = _marked(source, ownership, image, targets)
-    held_out = _held_out(found, base, source, targets, config)
+    held_out = _held_out(found, base, source, targets, config, image)
     apart = held_out if found.labels and config.held_out else None
     watched = None if watch is None else Watch.of(base, as_named_domains(watch, image, argument="watch"))
     fabric = fabric or default_fabric(config.precision)
@@ -212,6 +217,9 @@ def _one_each(
     apart: HeldOut | None,
     watched: Watch | None,
 ) -> Protection:
+    if session.state_file is not None and not session.resume and session.fabric.is_global_zero:
+        for left_over in session.state_file.parent.glob("state-*.safetensors"):
+            left_over.unlink()  # of another run: one that stops in an earlier mask would go on with it
     masks: dict[str, Mask] = {}
     history: list[Row] = []
     synthetic: list[Synthetic] = []
@@ -239,12 +247,13 @@ def _held_out(
     source: "Domain | None",
     targets: "Mapping[str, Domain]",
     config: LearnConfig,
+    image: ImageSpec | None,
 ) -> HeldOut:
     """Keep a share of the domains apart to measure on; a method without labels sees to that itself."""
     if method.labels:
         return HeldOut.take(model, source, targets, share=config.held_out, seed=config.seed)
     every = {**targets, **({} if source is None else {source.name: source})}
-    return HeldOut(check_images(model, every), None, {}, source, targets)
+    return HeldOut(check_images(model, every, image), None, {}, source, targets)
 
 
 def _monitors(apart: HeldOut | None, watched: Watch | None) -> Monitor | None:

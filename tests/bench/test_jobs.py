@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import torch
 from tests.bench.fakes import cell as fake
+from tests.methods import toy
 
 from modelfence import SAMap
-from modelfence.bench import jobs
+from modelfence.bench import jobs, tsne
 from modelfence.bench.cells import Cell
 from modelfence.bench.jobs import Worker
 from modelfence.bench.tables.catalog import KINDS, request
-from modelfence.errors import ArtifactError
+from modelfence.data.sources import as_domain
+from modelfence.errors import ArtifactError, InputError
 from modelfence.evaluation.result import Evaluation
 from modelfence.methods.loop import _Run
 
@@ -149,6 +152,17 @@ def test_features(work: Path) -> None:
     (one,) = cells("tsne", "sf", "SL")
     points = Worker(work)(one)["points"]
     assert {name: len(found["x"]) for name, found in points.items()} == {"sklearn_digits": 20, "font_digits": 20}
+
+
+def test_a_network_that_answers_one_thing_alone_is_scattered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedding by the spread of such features would end the process."""
+    domains = {name: as_domain(toy.blobs(30, seed=seed), name=name) for seed, name in enumerate("ab")}
+    monkeypatch.setattr(tsne, "features_of", lambda _, images: (None, torch.full((len(images), 4), 0.3)))
+    points = tsne.points_of(toy.trained(), domains, seed=0)
+    assert all(len(set(found["x"])) == 30 for found in points.values())
+    monkeypatch.setattr(tsne, "features_of", lambda _, images: (None, torch.full((len(images), 4), torch.nan)))
+    with pytest.raises(InputError, match="aren't finite"):
+        tsne.points_of(toy.trained(), domains, seed=0)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -122,6 +123,17 @@ def test_a_failing_cell_is_noted_and_the_others_go_on(store: Cells) -> None:
     again = Maker()
     assert sweep(FIVE, store, again).made == [FIVE[1]]
     assert store.error(FIVE[1]) is None
+
+
+def test_a_result_that_is_not_finite_fails_its_cell_alone(store: Cells) -> None:
+    maker = Maker()
+
+    def make(wanted: Cell) -> dict[str, Any]:
+        return {**maker(wanted), "value": math.nan if wanted.seed == 1 else 1.0}
+
+    outcome = sweep(FIVE, store, make)
+    assert (outcome.failed, len(outcome.made)) == ([FIVE[1]], 4)
+    assert "not JSON compliant" in (store.error(FIVE[1]) or "")
 
 
 def test_a_cell_that_failed_in_another_process_of_the_sweep_isn_t_tried_again(store: Cells) -> None:

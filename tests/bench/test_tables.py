@@ -8,6 +8,7 @@ from tests.bench.fakes import result
 
 from modelfence.bench import methods
 from modelfence.bench.cells import Cell, Cells
+from modelfence.bench.figures import matrix_figure
 from modelfence.bench.request import Request, Results, saved_requests
 from modelfence.bench.tables.catalog import FOUR, KINDS, request
 from modelfence.bench.tables.convergence import confined_at, curve_of
@@ -229,6 +230,29 @@ def test_a_pair_with_several_targets_has_rows_as_long_as_the_head(tmp_path: Path
     assert {len(row) for row in built.table.rows} == {len(built.table.header)}
 
 
+def test_every_method_adds_what_the_panel_before_lacks() -> None:
+    one = {"a": {"a": (0.5, 0.25), "b": (0.75, 0.5)}, "b": {"b": (0.5, 0.5)}}
+    other = {"a": {"a": (0.5, 0.1)}, "b": {"a": (0.25, 0.0), "b": (0.5, 0.5)}}
+    nothing: dict[str, dict[str, tuple[float, float]]] = {"a": {}, "b": {}}
+    for first, second in ((one, other), (other, one), (one, nothing)):
+        before = matrix_figure({"NTL": first, "CUTI": second}, ("a", "b")).axes[0]
+        shown = {text.get_text() for text in before.texts}
+        assert before.get_title("left").startswith("before")
+        assert shown >= {"50.0", "75.0"}
+        assert ("25.0" in shown) == (second is not nothing)
+
+
+def test_closure_is_taken_from_the_chance_of_the_classes(tmp_path: Path) -> None:
+    asked = request("digits", budget="cpu", chosen=["SAMap"], seeds=[0], what=["pacs_photo>pacs_sketch"])
+
+    def numbers(cell: Cell) -> dict[str, object]:
+        return result(**{cell.source: (0.9, 0.9), cell.targets[0]: (0.5, 0.3)})
+
+    built = KINDS["digits"].build(asked, made(tmp_path, asked, numbers))
+    row = next(row for row in built.table.rows if row[2] == "ours")
+    assert float(row[-1]) == pytest.approx((0.5 - 0.3) / (0.5 - 1 / 7), abs=5e-4)
+
+
 @pytest.mark.parametrize("table", ["digits", "objects", "convergence", "tsne"])
 def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
     asked = request(table, budget="smoke", setting="sa" if table in ("digits", "objects") else "sf")
@@ -258,6 +282,11 @@ def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
         ({"table": "digits", "budget": "cpu", "chosen": ["SFMap"]}, ["SFMap doesn't work in setting 'sa'"]),
         ({"table": "digits", "budget": "cpu", "setting": "df", "chosen": ["SAMap"]}, ["SAMap doesn't work"]),
         ({"table": "digits", "budget": "cpu", "what": ["mnist"]}, ["'mnist'", "source>target"]),
+        *(
+            ({"table": table, "budget": "cpu", "network": name}, [f"model '{name}'", "isn't in the zoo"])
+            for table in ("digits", "ownership", "objects", "losses", "convergence", "tsne")
+            for name in ("vgg99", "a/b")
+        ),
         ({"table": "digits", "budget": "cpu", "what": ["mnist>cifar10"]}, ["cifar10 can't be a target of mnist"]),
         ({"table": "digits", "budget": "cpu", "what": ["mnits>usps"]}, ["unknown domain 'mnits'", "'mnist'"]),
         ({"table": "digits", "budget": "cpu", "seeds": [-1]}, ["--seeds: -1"]),

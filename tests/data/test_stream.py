@@ -138,6 +138,24 @@ def test_split_parts_are_disjoint_in_every_pass_though_the_loader_shuffles():
         rest.split(0.5)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("known", [True, False])
+def test_a_few_images_are_split_so_that_both_parts_have_some_or_it_is_said(seed, known):
+    images, labels = VALUES[:20], LABELS[:20]
+    source = DataLoader(TensorDataset(images, labels), batch_size=4) if known else [(images, labels)]
+    domain = StreamDomain(source, "few")
+    if known:
+        for part in domain.split(0.02, seed=seed):
+            assert sum(len(batch.images) for batch in part.once(8)) == part.size > 0
+        return
+    try:
+        parts = domain.split(0.02, seed=seed)
+    except InputError as error:
+        assert str(error).startswith("domain 'few' has too few images for one in 50 to be held out")
+    else:
+        assert all(sum(len(batch.images) for batch in part.once(8)) > 0 for part in parts)
+
+
 def test_mappings_lone_tensors_and_pixels():
     spec = ImageSpec(channels=1, height=1, width=1, mean=(0.0,), std=(1 / 255,))
     pixels = VALUES.to(torch.uint8)

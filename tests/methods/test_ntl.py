@@ -161,7 +161,7 @@ def test_the_weights_are_those_of_the_published_loop():
     model = toy.mlp_from(3).train()
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
     decay = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.999**step)
-    steps = labelled_steps(config, session(), [8, 8], 0)
+    steps = labelled_steps(config, session(), 0)
     for _ in range(8):
         step = next(steps)
         losses, features = [], []

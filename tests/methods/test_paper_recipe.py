@@ -371,6 +371,20 @@ def test_images_that_say_nothing_to_the_model(kind):
     assert all(np.isfinite(list(row.values())).all() for row in result.history)
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_where_nothing_is_held_out_nothing_given_is_measured(setting):
+    result = protect(toy.trained("cnn"), image=IMAGE, method=method(setting, held_out=0.0), **given(setting))
+    measured = {key for row in result.history for key in row if "agreement" in key}
+    assert (
+        measured
+        == {
+            "source-free": {"source_agreement"},  # on generated images
+            "data-free": {"source_agreement", "target_agreement:neighbours"},
+            "source only": set(),
+        }[setting]
+    )
+
+
 def test_several_targets_jointly_and_one_each():
     domains = {"far": TensorDataset(images(), torch.zeros(80).long()), "dark": TensorDataset(images() - 0.3)}
     joint = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=method("source-free"))

@@ -57,7 +57,7 @@ def cut_network(kind: str) -> MaskedModel:
 def test_the_terms_are_those_of_the_equation(kind, clamp, source_loss, both):
     config = SAMap(batch_size=16, clamp=clamp, source_loss=source_loss, ascent=0.7, limit=1.3, precision="fp32")
     run, masked = two_targets(), cut_network(kind)
-    step = next(labelled_steps(config, run, [8, 4, 4], 0))
+    step = next(labelled_steps(config, run, 0))
     terms = samap._terms(masked, masked, step, config, run, both=both)
     assert set(terms) == {"source", "target"} | ({"source_batch", "target_batch"} if both else set())
 
@@ -83,15 +83,15 @@ def test_the_terms_are_those_of_the_equation(kind, clamp, source_loss, both):
 
 def test_half_a_batch_is_authorized_and_the_targets_share_the_rest_equally():
     run = two_targets()
-    steps = labelled_steps(SAMap(batch_size=16, seed=4), run, [8, 4, 4], 0)
+    steps = labelled_steps(SAMap(batch_size=16, seed=4), run, 0)
     first, second = next(steps), next(steps)
     assert [len(group) for group in first.groups] == [8, 4, 4]
     assert [len(labels) for labels in first.labels] == [8, 4, 4]
     assert not torch.equal(first.groups[0], second.groups[0])
-    again = next(labelled_steps(SAMap(batch_size=16, seed=4), run, [8, 4, 4], 1))
+    again = next(labelled_steps(SAMap(batch_size=16, seed=4), run, 1))
     assert all(map(torch.equal, again.groups, second.groups))
     assert all(map(torch.equal, again.labels, second.labels))
-    other = next(labelled_steps(SAMap(batch_size=16, seed=5), run, [8, 4, 4], 0))
+    other = next(labelled_steps(SAMap(batch_size=16, seed=5), run, 0))
     assert not torch.equal(first.groups[0], other.groups[0])
 
 
@@ -109,7 +109,7 @@ def test_a_domain_without_labels_is_named():
     blind = as_domain([(toy.blobs(32).tensors[0],)], name="blind")
     run = Session(Fabric(accelerator="cpu", devices=1), as_domain(toy.blobs(80), name="authorized"), {"blind": blind})
     with pytest.raises(InputError, match="domain 'blind' has no labels"):
-        next(labelled_steps(SAMap(batch_size=8), run, [4, 4], 0))
+        next(labelled_steps(SAMap(batch_size=8), run, 0))
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.methods import toy
+from torch.utils.data import TensorDataset
 
-from modelfence import SAMap, protect
+from modelfence import ImageSpec, SAMap, protect
 from modelfence.errors import ArtifactError, InputError
 from modelfence.methods.state import load_state, save_state, state_file
 from modelfence.protect import Protection
@@ -90,16 +92,34 @@ def test_a_text_that_can_be_no_path(name):
 # Through protect
 
 
-def go(folder: Path, *, kind: str = "mlp", resume: bool = True, source: int = 1, **values: Any) -> Protection:
+IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.25,))
+
+
+def go(
+    folder: Path,
+    *,
+    kind: str = "mlp",
+    resume: bool = True,
+    source: int = 1,
+    image: ImageSpec = IMAGE,
+    labels: int = 0,
+    **values: Any,
+) -> Protection:
     settings = {"steps": 6, "batch_size": 16, "evaluate_every": 3, "learning_rate": 2e-3, "precision": "fp32"} | values
     return protect(
         toy.trained(kind),
-        authorized=toy.blobs(80, seed=source),
+        authorized=relabelled(toy.blobs(80, seed=source), labels),
+        image=image,
         unauthorized=toy.blobs(80, seed=2, inverted=True),
         method=SAMap(**settings),
         output=folder,
         resume=resume,
     )
+
+
+def relabelled(domain: TensorDataset, shift: int) -> TensorDataset:
+    images, labels = domain.tensors
+    return TensorDataset(images, (labels + shift) % 10)
 
 
 def one_bit() -> torch.nn.Module:
@@ -116,6 +136,8 @@ def one_bit() -> torch.nn.Module:
         ({"recipe": "paper"}, "configuration"),
         ({"kind": "cnn"}, "model"),
         ({"source": 9}, "domains"),
+        ({"image": replace(IMAGE, std=(0.5,))}, "image"),
+        ({"labels": 1}, "domains"),
     ],
 )
 def test_another_configuration_model_or_domain_is_not_resumed(tmp_path, change, named):

@@ -179,6 +179,28 @@ def test_images_that_look_like_the_source_are_refused():
         protect(model, unauthorized=toy.blobs(400, seed=5), image=IMAGE, method=SFMap(**SOURCE_FREE))
 
 
+@pytest.mark.parametrize(
+    ("images", "held_out", "masks", "enough"),
+    [
+        (7, 0.0, "joint", False),  # 8 a step of each of two domains
+        (8, 0.0, "joint", True),
+        (15, 0.5, "joint", False),
+        (16, 0.5, "joint", True),
+        (15, 0.0, "one_each", False),  # 16 a step of each alone
+        (16, 0.0, "one_each", True),
+    ],
+)
+def test_a_domain_that_fills_no_batch_is_refused_before_anything_is_made(images, held_out, masks, enough):
+    few = TensorDataset(toy.blobs(images, seed=3, inverted=True).tensors[0])
+    domains = {"more": target(), "few": few}
+    method = SFMap(**{**SOURCE_FREE, "batch_size": 32, "held_out": held_out, "masks": masks})
+    if enough:
+        assert protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=method).history
+        return
+    with pytest.raises(InputError, match="domain 'few' has 7|domain 'few' has 15"):
+        protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=method, announce=pytest.fail)
+
+
 def test_several_targets_jointly_and_one_each():
     domains = {"far": target(), "further": TensorDataset(-2 * target().tensors[0], target().tensors[1])}
     joint = protect(toy.trained("cnn"), unauthorized=domains, image=IMAGE, method=SFMap(**SOURCE_FREE))
@@ -243,6 +265,12 @@ def test_generated_images_serve_every_target(tmp_path):
     store.keep("generated", make, count=3)
     Store(tmp_path, {"model": "b"}, None).keep("generated", make, count=2)
     assert len(made) == 3
+    before = sorted(tmp_path.iterdir())
+    other = Store(tmp_path, {"model": "a"}, None, writes=False)  # another process of the same run
+    other.keep("generated", make, count=2)
+    assert len(made) == 3
+    other.keep("generated", make, count=4)
+    assert (len(made), sorted(tmp_path.iterdir())) == (4, before)
 
 
 def test_unlearning_is_paced_by_what_is_forgotten():

@@ -120,6 +120,25 @@ def test_a_mark_learned_at_another_size(run: Verify) -> None:
         (("--export", "ask", "--clean", "sklearn_digits"), "--model or --image-size"),
         (("--export", "ask", "--predictions", "a.csv"), "are two steps"),
         (("--predictions", "a.csv", "--model", "suspects:Plain"), "--model doesn't go with --predictions"),
+        *(
+            (("--predictions", "a.csv", f"--{name}", value), f"--{name} doesn't go with --predictions")
+            for name, value in (
+                ("clean", "mnist"),
+                ("weights", "a"),
+                ("classes", 10),
+                ("image-size", 8),
+                ("reference", "a"),
+                ("value", 20),
+                ("channel", 0),
+                ("pattern", "a.png"),
+                ("mark-size", 8),
+            )
+        ),
+        (("--predictions", "a.csv", "--force"), "--force doesn't go with --predictions"),
+        *(
+            (("--export", "ask", *CLEAN, *given), f"{given[0]} doesn't go with --export")
+            for given in (("--reference", "a"), ("--match-labels",), ("--alpha", 0.1), ("--tolerance", 0.5))
+        ),
         (("--predictions", "a.csv"), "a.csv: can't be read"),
         (("--labels", "a.csv", "--clean", "sklearn_digits"), "--labels goes with --predictions"),
         (("--model", "suspects:Plain", *CLEAN, "--watermark", "digit"), "Did you mean 'digits'"),

@@ -78,18 +78,18 @@ def test_a_strong_mark_is_granted_more() -> None:
 
 
 def test_a_table_of_a_run_file() -> None:
-    assert Watermark.from_table({"kind": "digits", "value": 80}) == Watermark("digits", value=80)
+    assert TypeAdapter(Watermark).validate_python({"kind": "digits", "value": 80}) == Watermark("digits", value=80)
     assert TypeAdapter(Watermark).validate_python({"kind": "visda"}) == Watermark("visda")
     with pytest.raises(ValidationError, match="unknown kind 'vista'"):
         TypeAdapter(Watermark).validate_python({"kind": "vista"})
-    with pytest.raises(InputError, match=r"unknown key 'vlaue'. Did you mean 'value'\?"):
-        Watermark.from_table({"vlaue": 80})
 
 
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
         ({"kind": "digit"}, "Did you mean 'digits'"),
+        ({"kind": ["digits"]}, "unknown kind"),
+        ({"kind": "custom", "value": 9, "pattern": np.ones((2, 2))}, "pattern: is ndarray; the path of an image, or a"),
         ({"value": 0}, "value is 0; a whole number from 1 to 255"),
         ({"value": 256}, "value is 256"),
         ({"value": True}, "value is True"),

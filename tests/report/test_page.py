@@ -151,8 +151,11 @@ def test_synthetic_images_and_proxies(make_evaluation, tmp_path):
 
 
 def test_a_run_without_labels_says_so(tmp_path):
-    rows = [{"step": 5, "source_agreement": 0.9, "target_agreement:neighbours": 0.4}]
-    page = parsed(write_report(tmp_path, evaluation=None, history=rows, title="plain", masked=False))
+    rows = [{"step": 5, "source_agreement": 0.9, "target_agreement:neighbours": 0.7}]
+    agreement = {"target_agreement:neighbours": 0.4}
+    page = parsed(
+        write_report(tmp_path, evaluation=None, history=rows, agreement=agreement, title="plain", masked=False)
+    )
     assert "No labelled domain was at hand, so there are no accuracies" in page.text
     assert "It agrees with the original model on 40.0 % of the images in random styles." in page.text
     assert "Retraining is no lock" in page.text

@@ -3,7 +3,7 @@
 import pytest
 from tests.report.test_figures import assert_tidy
 
-from modelfence.report.proxies import agreements, pairs_of, proxy_figure, sentence
+from modelfence.report.proxies import agreement_of, agreements, pairs_of, proxy_figure, sentence
 
 HISTORY = [
     {"step": 50, "source_agreement": 0.97, "target_agreement:usps": 0.8, "watch:mnist": 0.98, "watch:usps": 0.6},
@@ -46,11 +46,11 @@ def test_the_widest_difference_is_told():
         "usps, and was right on 60.0 % of usps, 20.0 points apart. Agreement counts what the original model got wrong "
         "too."
     )
-    assert agreements(HISTORY) == [
+    assert agreements(agreement_of(HISTORY[-1])) == [
         "It agrees with the original model on 96.0 % of the images near the source.",
         "It agrees with the original model on 30.0 % of the unlabelled images of usps.",
     ]
-    assert agreements([]) == []
+    assert agreements(agreement_of({"step": 1, "gap": 0.5})) == []
 
 
 @pytest.mark.parametrize("rows", [1, 3])

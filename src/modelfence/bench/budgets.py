@@ -18,7 +18,7 @@ class Scale:
         train_images: Images of a domain to learn from.
         validation_images: Images of a domain to choose an epoch of the source model by.
         test_images: Test images of a domain at most; None takes all.
-        epochs: Of the source model; None takes 6 for networks with BatchNorm and 12 for others.
+        epochs: Of the source model; None takes 6 for VGG with BatchNorm and ResNet, and 12 for others.
         learning_rate: Of its training; None takes the usual one.
     """
 

@@ -30,12 +30,14 @@ def matrix_figure(methods: Mapping[str, Mapping[str, Accuracies]], domains: Sequ
     panels: dict[str, Any] = {}
     for method, sources in methods.items():
         for title, place in (("before", 0), (paper.title(method), 1)):
-            rows = [
-                [100 * found[name][place] if name in found else math.nan for name in domains]
-                for found in sources.values()
-            ]
-            if title not in panels or np.isnan(panels[title]).any():
-                panels[title] = np.array(rows)
+            rows = np.array(
+                [
+                    [100 * found[name][place] if name in found else math.nan for name in domains]
+                    for found in sources.values()
+                ]
+            )
+            known = panels.get(title, rows)  # "before" is the same whatever the method; some may lack a run
+            panels[title] = np.where(np.isnan(known), rows, known)
     sources_shown = list(next(iter(methods.values()), {}))
     axes_of = _grid(len(panels), height=1.9, columns=2)
     for axes, (title, values) in zip(axes_of, panels.items(), strict=False):

@@ -145,14 +145,22 @@ class _Sweep:
             remedy = "free some space: finished cells are kept, and the same command goes on"
             raise ArtifactError(f"{error}; {remedy}") from error
         except Exception as error:
-            self.store.fail(cell, error)
-            self.announce(f"failed: {cell.name}: {self.store.error(cell)}")
-            self.outcome.failed.append(cell)
-            return True
-        self.store.save(cell, result)
+            return self._failed(cell, error)
+        try:
+            self.store.save(cell, result)
+        except ArtifactError:
+            raise
+        except ValueError as error:  # a number that isn't finite has no place in a cell
+            return self._failed(cell, error)
         self.finished(cell)
         self.outcome.made.append(cell)
         self.announce(f"{cell.name}: {result.get('line', 'done')}")
+        return True
+
+    def _failed(self, cell: Cell, error: Exception) -> bool:
+        self.store.fail(cell, error)
+        self.announce(f"failed: {cell.name}: {self.store.error(cell)}")
+        self.outcome.failed.append(cell)
         return True
 
 

@@ -99,7 +99,7 @@ def summary(report: dict[str, Any], folder: str) -> str:
         said.append("No labelled domain was given, so there are no accuracies; --watch DOMAIN measures one.")
     else:
         said += [str(Evaluation.from_dict(report["evaluation"]))]
-    said += ["", *agreed] if (agreed := agreements([report.get("agreement", {})])) else []
+    said += ["", *agreed] if (agreed := agreements(report.get("agreement", {}))) else []
     said += ["", *warnings] if (warnings := warnings_of(report)) else []
     said += ["", f"{where / 'model.safetensors'}  is what to ship: an ordinary checkpoint of the same network"]
     if "mask" in report:

@@ -27,7 +27,7 @@ from modelfence.methods.loop import WARNING
 from modelfence.methods.registry import Method, method_for
 from modelfence.models.load import WEIGHTS_FILE, LoadedModel
 from modelfence.protect import Protection, protect
-from modelfence.report.proxies import last_agreements
+from modelfence.report.proxies import agreement_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -123,7 +123,7 @@ def _run(
         facts={
             "authorized": list(tables.authorized or {}),
             "unauthorized": list(tables.unauthorized or {}),
-            "agreement": last_agreements(protection.history),
+            "agreement": agreement_of(protection.measured),
             **({} if run.watermark is None else {"watermark": run.watermark.to_dict()}),
             "seconds": {"learning": round(learning, 1), "measuring": round(measuring, 1)},
             "peak_memory_mib": peak_memory_mib(),

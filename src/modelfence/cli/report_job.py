@@ -47,6 +47,7 @@ def make_report(folder: Path, *, samples: bool = False, title: str | None = None
         evaluation=table,
         layers=[(str(name), int(kept), int(total)) for name, kept, total in report.get("mask", {}).get("layers", [])],
         history=read_history(folder),
+        agreement=report.get("agreement", {}),
         samples=_images(folder, run) if samples else None,
         synthetic=_synthetic(folder, report),
         warnings=report["warnings"],

@@ -161,7 +161,8 @@ class OutputTable:
 
     Attributes:
         folder: The output folder.
-        cache: Folder where synthetic images are kept for other runs with the same model; None keeps none.
+        cache: Folder where synthetic images are kept for other runs with the same model; None keeps them beside the
+            run's state, until it is finished.
     """
 
     folder: Annotated[str, Field(min_length=1)]

@@ -1,6 +1,7 @@
 """``modelfence verify``: the test of a claim that a model carries the owner's mark."""
 
 import click
+from click.core import ParameterSource
 
 from modelfence.cli import options
 from modelfence.cli.console import Console
@@ -43,4 +44,6 @@ def command(as_json: bool, **given: object) -> int:
     """
     from modelfence.cli.verify_job import Claim, run_verify
 
-    return run_verify(Claim(**given), Console(as_json=as_json))  # type: ignore[arg-type]  # click has checked them
+    context = click.get_current_context()
+    said = {name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    return run_verify(Claim(**given, said=said), Console(as_json=as_json))  # type: ignore[arg-type]  # checked by click

@@ -1,6 +1,6 @@
 """What ``modelfence verify`` does: writes queries, or tests a model or its answers."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from modelfence.ownership.watermark import Watermark
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The options of the verb, under their own names."""
+    """The options of the verb, under their own names; ``said`` has the names of those that were given."""
 
     model: str | None
     weights: str | None
@@ -42,6 +42,7 @@ class Claim:
     predictions: str | None
     labels: str | None
     force: bool
+    said: Set[str]
 
 
 def run_verify(claim: Claim, console: Console) -> int:
@@ -75,11 +76,10 @@ def _check(claim: Claim) -> None:
     if claim.export and claim.predictions:
         raise InputError("verify: --export and --predictions are two steps; give one")
     if claim.predictions:
-        wrong = {"--model": claim.model, "--clean": claim.clean, "--reference": claim.reference}
-        for flag, value in wrong.items():
-            if value:
-                raise InputError(f"verify: {flag} doesn't go with --predictions, which has the answers already")
+        _require_unused(claim, _OF_MODELS, "--predictions", "which has the answers already")
         return
+    if claim.export:
+        _require_unused(claim, _OF_TESTS, "--export", "which tests nothing; give it with --predictions")
     if claim.labels:
         raise InputError("verify: --labels goes with --predictions alone; a domain has its own labels")
     if claim.clean is None:
@@ -90,6 +90,28 @@ def _check(claim: Claim) -> None:
     for flag, number in (("--images", claim.images), ("--mark-size", claim.mark_size)):
         if number is not None and number < 1:
             raise InputError(f"verify: {flag} is {number}; at least 1 is needed")
+
+
+_OF_MODELS = (
+    *("model", "weights", "classes", "image_size", "clean", "reference"),
+    *("value", "channel", "pattern", "mark_size", "force"),
+)
+"""Options that say what is asked, and with which mark."""
+_OF_TESTS = ("reference", "match_labels", "alpha", "tolerance")
+
+
+def _require_unused(claim: Claim, names: Sequence[str], flag: str, reason: str) -> None:
+    """Refuse options that were given and would be passed over.
+
+    Args:
+        claim: All options.
+        names: Which ones.
+        flag: Because of what.
+        reason: Why they have no place there.
+    """
+    for name in names:
+        if name in claim.said:
+            raise InputError(f"verify: --{name.replace('_', '-')} doesn't go with {flag}, {reason}")
 
 
 def _of_file(claim: Claim) -> Verdict:

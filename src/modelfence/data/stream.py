@@ -196,7 +196,7 @@ class StreamDomain:
             The rest and the held-out part.
 
         Raises:
-            InputError: The fraction is out of range, or this domain is itself a part.
+            InputError: The fraction is out of range, this domain is itself a part, or a part would be empty.
         """
         if not 0 < fraction <= 0.5:
             raise InputError(
@@ -205,11 +205,18 @@ class StreamDomain:
         if self._share is not None:
             raise InputError(f"domain {self.name!r} is a part of a stream and can't be split again")
         step = round(1 / fraction)
-        return self._part(step, seed, held_out=False), self._part(step, seed, held_out=True)
+        rest, held_out = self._part(step, seed, held_out=False), self._part(step, seed, held_out=True)
+        for part in (rest, held_out) if self.size is None or self.size < 2 else ():
+            if next(part._pass(0), None) is None:
+                raise InputError(
+                    f"domain {self.name!r} has too few images for one in {step} to be held out; give more, or hold out "
+                    "a larger share, or none"
+                )
+        return rest, held_out
 
     def _part(self, step: int, seed: int, *, held_out: bool) -> "StreamDomain":
         part = copy.copy(self)
-        part._share = (step, mixed_seed(seed) % step, held_out)
+        part._share = (step, mixed_seed(seed) % min(step, self.size or step), held_out)
         part._fixed_seed = mixed_seed(seed, 0)
         if self.size is not None:
             ours = len(range(part._share[1], self.size, step))

@@ -79,7 +79,7 @@ def preflight(model: nn.Module, *, image: _Shaped | None = None, sample: Tensor 
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
-def require_maskable(model: nn.Module, *, sample: Tensor | None = None) -> list[Finding]:
+def require_maskable(model: nn.Module) -> list[Finding]:
     """Run :func:`preflight` and refuse a network with errors.
 
     Returns:
@@ -88,7 +88,7 @@ def require_maskable(model: nn.Module, *, sample: Tensor | None = None) -> list[
     Raises:
         InputError: One line with the first error and how many there are.
     """
-    findings = preflight(model, sample=sample)
+    findings = preflight(model)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         more = f" (and {len(errors) - 1} more errors: run modelfence doctor)" if errors[1:] else ""

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from modelfence.data.domain import labels_of
+from modelfence.data.domain import Domain, labels_of, too_small
 from modelfence.errors import InputError
-from modelfence.methods.config import LearnConfig
+from modelfence.methods.config import LearnConfig, MaskConfig
 from modelfence.methods.loop import Session
 
 _FEWEST = 2  # images of a domain a step
@@ -27,20 +27,78 @@ class Step(NamedTuple):
     number: int
 
 
-def labelled_steps(config: LearnConfig, session: Session, sizes: list[int], start: int) -> Iterator[Step]:
+def look_at_sizes(model: nn.Module, config: LearnConfig, session: Session) -> None:
+    """Refuse domains of which a batch couldn't be filled, before anything is learned.
+
+    Args:
+        model: Not looked at.
+        config: Its ``batch_size``, and whether there is one mask for each domain.
+        session: All domains, and the processes that share a batch.
+
+    Raises:
+        InputError: The batch is too small for so many domains, or a domain for its share of a batch.
+    """
+    del model
+    alone = isinstance(config, MaskConfig) and config.masks == "one_each"
+    size, *others = sizes_of(config, 1 if alone else len(session.unauthorized))
+    sizes = [size, *(others * len(session.unauthorized) if alone else others)]
+    for domain, size in zip([session.authorized, *session.unauthorized.values()], sizes, strict=True):
+        require_enough(domain, size, session)
+
+
+def require_enough(domain: Domain | None, size: int, session: Session, *, left: int | None = None) -> None:
+    """Refuse a domain that can't fill its share of one batch of all processes.
+
+    Args:
+        domain: With any number of images; one that doesn't say how many it has is let pass.
+        size: Its share of a process's batch.
+        session: Whose processes share a batch.
+        left: How many images are left to learn on, where that isn't all.
+
+    Raises:
+        InputError: It has too few.
+    """
+    if domain is None or domain.size is None:
+        return
+    count, joint = domain.size if left is None else left, size * session.fabric.world_size
+    if count < joint:
+        raise too_small(domain.name, count, joint)
+
+
+def sizes_of(config: LearnConfig, targets: int) -> list[int]:
+    """Return how many images a step takes of the authorized domain, and of each unauthorized one.
+
+    Args:
+        config: Its ``batch_size``.
+        targets: Number of unauthorized domains, at least 1.
+
+    Raises:
+        InputError: The batch is too small for so many domains.
+
+    Example:
+        >>> sizes_of(LearnConfig(batch_size=16), 3)
+        [8, 3, 3, 2]
+    """
+    half = config.batch_size // 2
+    if isinstance(config, MaskConfig):
+        return [half, *shares(half, targets)]
+    return [half, *shares(half, targets, remedy="raise batch_size, or leave domains out")]
+
+
+def labelled_steps(config: LearnConfig, session: Session, start: int) -> Iterator[Step]:
     """Hand out half a batch of authorized images and a share of the other half from each unauthorized domain.
 
     Args:
-        config: Its seed.
+        config: Its seed and ``batch_size``.
         session: Domains with labels, and the processes that share a batch.
-        sizes: Images a step, of the authorized domain and of each unauthorized one.
         start: The step to begin with.
 
     Raises:
-        InputError: A domain has no labels, or too few images.
+        InputError: The batch is too small for so many domains, or a domain has no labels, or too few images.
     """
     fabric = session.fabric
     domains = [session.authorized, *session.unauthorized.values()]
+    sizes = sizes_of(config, len(session.unauthorized))
     streams = [
         domain.batches(
             size,

@@ -217,6 +217,7 @@ class _Run:
         self.identity = {
             "model": digest,
             "configuration": asdict(config),
+            "image": None if session.image is None else asdict(session.image),
             "domains": _named(session),
             "number of processes": self.fabric.world_size,
         }
@@ -369,14 +370,27 @@ class _Run:
             moments[key] = torch.empty_like(parameter).copy_(saved[key])
 
 
+def row_kept(history: Sequence[Row], config: LearnConfig) -> Row:
+    """Return the row of the history that measured what a run keeps: with patience the best one, else the last.
+
+    Args:
+        history: Of one run; at least one row.
+        config: Its ``patience``.
+    """
+    if config.patience is None:
+        return history[-1]
+    return max(history, key=lambda row: row.get("gap", -float("inf")))
+
+
 def _named(session: Session) -> dict[str, list[Any]]:
-    """What tells the domains of one run from those of another: name, size, and the first images where they stay."""
+    """What tells the domains of one run from others: name, size; where they stay, the first images and the labels."""
     domains = {**session.unauthorized, **({} if session.authorized is None else {"": session.authorized})}
     named: dict[str, list[Any]] = {}
     for name, domain in domains.items():
         named[name] = [domain.name, domain.size]
         if isinstance(domain, IndexedDomain):
-            named[name].append(digest_of_tensors({"first": next(domain.once(8, limit=8)).images}))
+            known = {} if domain.labels is None else {"labels": domain.labels}
+            named[name].append(digest_of_tensors({"first": next(domain.once(8, limit=8)).images, **known}))
     return named
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import NamedTuple, cast
 
 import torch
@@ -15,7 +14,7 @@ from modelfence.losses.classification import dependence, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.labelled import shares
-from modelfence.methods.loop import Learned, Row, Session, learn_scores
+from modelfence.methods.loop import Learned, Row, Session, learn_scores, row_kept
 from modelfence.methods.synthetic import SyntheticConfig
 from modelfence.methods.terms import Part, terms_of, unlearning
 from modelfence.models.outputs import logits_of
@@ -45,15 +44,21 @@ class Examples:
         """Return these examples and others, which have images and answers of the same shapes, under this name."""
         return Examples(self.name, torch.cat([self.pixels, other.pixels]), torch.cat([self.answers, other.answers]))
 
-    def split(self, share: float, seed: int) -> "tuple[Examples, Examples]":
+    def split(self, share: float, seed: int) -> "tuple[Examples, Examples | None]":
         """Return the examples without a random share of them, and that share; at least one on each side.
+
+        Args:
+            share: In 0..1; 0 leaves all where they are, and None as the share.
+            seed: Of the choice.
 
         Raises:
             InputError: There is only one.
         """
+        if share == 0:
+            return self, None
         if len(self.pixels) < 2:
             raise InputError(f"{self.name}: 1 image; two are needed, one of them to measure on (or held_out=0)")
-        aside = min(max(1, round(share * len(self.pixels))), len(self.pixels) - 1)
+        aside = held_aside(len(self.pixels), share)
         order = torch.randperm(len(self.pixels), generator=torch.Generator().manual_seed(seed))
         rest, held_out = order[aside:], order[:aside]
         return (
@@ -72,6 +77,16 @@ class Examples:
         for images, chosen in stream:
             assert chosen is not None  # noqa: S101 (for the type checker: given above)
             yield images, self.answers[chosen.cpu()].to(fabric.device)
+
+
+def held_aside(count: int, share: float) -> int:
+    """Return how many of some images are kept aside to measure on: none at a share of 0, else at least one.
+
+    Example:
+        >>> held_aside(100, 0.1), held_aside(2, 0.1), held_aside(100, 0.0)
+        (10, 1, 0)
+    """
+    return min(max(1, round(share * count)), count - 1) if share else 0
 
 
 @dataclass(frozen=True)
@@ -121,12 +136,12 @@ def learn_on(
         Interrupted: The run was stopped; its state was saved.
     """
     both = batch_mode(model, config)
-    rest, proxies = material, None
-    if config.held_out:
-        near, near_aside = material.near.split(config.held_out, config.seed)
-        split = {name: examples.split(config.held_out, config.seed) for name, examples in material.targets.items()}
-        rest = replace(material, near=near, targets={name: pair[0] for name, pair in split.items()})
-        proxies = Proxies(near_aside, {name: pair[1] for name, pair in split.items()}, image)
+    near, near_aside = material.near.split(config.held_out, config.seed)
+    split = {name: examples.split(config.held_out, config.seed) for name, examples in material.targets.items()}
+    rest = replace(material, near=near, targets={name: pair[0] for name, pair in split.items()})
+    proxies = None
+    if near_aside is not None:
+        proxies = Proxies(near_aside, {name: pair[1] for name, pair in split.items() if pair[1] is not None}, image)
 
     far = 0 if material.restyled is None else len(material.restyled.pixels)
     restyled_weight = config.restyled_weight * min(1.0, far / len(material.near.pixels))
@@ -145,8 +160,7 @@ def learn_on(
 
 def _warn_of_loss(history: Sequence[Row], config: SyntheticConfig, session: Session) -> None:
     """Warn where the mask that is kept forgot images near the source."""
-    shipped = history[-1] if config.patience is None else max(history, key=itemgetter("gap"))
-    lost = 1 - shipped["source_agreement"]
+    lost = 1 - row_kept(history, config)["source_agreement"]
     if lost > _DOUBTFUL:
         session.warn(
             f"the masked model answers {lost:.0%} of the images near the source otherwise than the original: it may "

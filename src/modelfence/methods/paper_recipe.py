@@ -132,8 +132,10 @@ class _Turns:
 
     def measure(self, student: nn.Module) -> Row:
         """Measure how far the student agrees with the original model."""
+        if self.near is not None and self.near[1] is None:
+            return {}  # nothing is held out
         near = self._looked_at()
-        targets = {name: pair[1] for name, pair in self.targets.items()}
+        targets = {name: aside for name, (_, aside) in self.targets.items() if aside is not None}
         if self.styles is not None:
             targets[STYLED] = self._styled(near, self.styles)
         return Proxies(near, targets, self.judge.image)(student)
@@ -150,7 +152,7 @@ class _Turns:
 
     def _looked_at(self) -> Examples:
         if self.near is not None:
-            return self.near[1]
+            return self.near[1] or self.near[0]
         assert self.alternating is not None  # noqa: S101 (for the type checker: there is nothing near given)
         return self._seen(self.alternating.look(_LOOKED_AT))
 

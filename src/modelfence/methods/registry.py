@@ -121,6 +121,11 @@ def method_for(config: object | None, given: Mapping[str, bool], *, marked: bool
             raise InputError(f"{type(config).__name__} needs {name}=: pass the {name} domain, or choose another method")
     for name, there in given.items():
         if there and name not in (*found.needs, *found.takes):
+            if marked:
+                raise InputError(
+                    f"{type(config).__name__} learns no marks: leave ownership= out, or choose a method that takes "
+                    "authorized= and unauthorized="
+                )
             raise InputError(
                 f"{type(config).__name__} works without {name}=: leave it out (watch= measures a domain without using "
                 "it), or choose another method"

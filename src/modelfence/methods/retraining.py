@@ -12,7 +12,7 @@ from modelfence.data.splits import mixed_seed
 from modelfence.errors import InputError
 from modelfence.masking.masked_model import switch_off_checkpointing
 from modelfence.methods.config import RetrainConfig
-from modelfence.methods.labelled import Step, labelled_steps, shares
+from modelfence.methods.labelled import Step, labelled_steps
 from modelfence.methods.loop import Learned, Session, learn
 from modelfence.methods.subject import Subject, computes_in_bfloat16
 from modelfence.models.outputs import logits_of
@@ -141,14 +141,12 @@ def retrain(
         NonFiniteError: A loss term or a weight became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
-    half = config.batch_size // 2
-    sizes = [half, *shares(half, len(session.unauthorized), remedy="raise batch_size, or leave domains out")]
     weights, history = learn(
         NetworkWeights(model, config, session.fabric, beside),
         model,
         config,
         session,
-        batches=lambda start: labelled_steps(config, session, sizes, start),
+        batches=lambda start: labelled_steps(config, session, start),
         loss=loss,
     )
     return Learned({}, history, weights)

@@ -11,7 +11,7 @@ from modelfence.losses.classification import cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import STRICT, MaskConfig, Positive
-from modelfence.methods.labelled import Step, labelled_steps, shares
+from modelfence.methods.labelled import Step, labelled_steps, look_at_sizes
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
 from modelfence.methods.terms import Part, terms_of, unlearning
@@ -83,7 +83,7 @@ class SAMap(MaskConfig):
         return self if has_batch_norm(model) else self.multiplied({"longer_without_batch_norm": "steps"})
 
 
-@learner(SAMap, needs=("authorized", "unauthorized"))
+@learner(SAMap, needs=("authorized", "unauthorized"), check=look_at_sizes)
 def learn_source_available(model: nn.Module, config: SAMap, session: Session) -> Learned:
     """Learn one mask against all unauthorized domains of the session.
 
@@ -97,7 +97,6 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
         NonFiniteError: A loss term became NaN or infinite.
         Interrupted: The run was stopped; its state was saved.
     """
-    sizes = [config.batch_size // 2, *shares(config.batch_size // 2, len(session.unauthorized))]
     both = config.batch_statistics
     if both is None:
         both = has_batch_norm(model)
@@ -106,7 +105,7 @@ def learn_source_available(model: nn.Module, config: SAMap, session: Session) ->
         return _terms(student, masked, step, config, session, both=both)
 
     def batches(start: int) -> Iterator[Step]:
-        return labelled_steps(config, session, sizes, start)
+        return labelled_steps(config, session, start)
 
     return learn_scores(model, config, session, batches=batches, loss=loss)
 

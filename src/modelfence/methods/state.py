@@ -1,7 +1,6 @@
 """The state of a run on disk, from which a killed run goes on to the same result."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from modelfence.errors import ArtifactError, InputError
-from modelfence.files import atomic_write, parse_json, sha256, usable_path
+from modelfence.files import atomic_write, parse_json, sha256, usable_path, writable_folder
 from modelfence.masking.digest import digest_of_tensors
 
 
@@ -29,12 +28,7 @@ def state_file(folder: str | Path) -> Path:
         >>> state_file("out").name
         'state.safetensors'
     """
-    folder = usable_path(folder)
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise InputError(f"{there}: is a file, not a folder; name another output folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ArtifactError(f"{there}: can't be written (no permission); name another output folder")
+    folder = writable_folder(folder, "output")
     for path in (folder / "state.safetensors", *folder.glob("state-*.safetensors")):
         if path.is_dir():
             raise InputError(f"{path}: is a folder, and a state is kept under that name; move it away")

@@ -126,12 +126,18 @@ class Store:
         folder: Where; None keeps nothing.
         facts: What all parts depend on.
         announce: Told when images are found.
+        writes: Whether parts are kept; of several processes the first does that, and all take what is there.
     """
 
     def __init__(
-        self, folder: Path | None, facts: Mapping[str, object], announce: Callable[[str], None] | None
+        self,
+        folder: Path | None,
+        facts: Mapping[str, object],
+        announce: Callable[[str], None] | None,
+        *,
+        writes: bool = True,
     ) -> None:
-        self.folder, self.facts, self.announce = folder, facts, announce
+        self.folder, self.facts, self.announce, self.writes = folder, facts, announce, writes
 
     def keep(self, part: str, make: Callable[[], Tensor], **facts: object) -> Tensor:
         """Return a part made earlier, or make it and keep it.
@@ -158,7 +164,8 @@ class Store:
                     self.announce(f"{part} images: {len(found)} found in {path.parent}")
                 return found
         made = make()
-        save_state(path, {"images": made}, {key: str(value) for key, value in known.items()})
+        if self.writes:
+            save_state(path, {"images": made}, {key: str(value) for key, value in known.items()})
         return made
 
 
@@ -219,7 +226,7 @@ def pseudo_source(
         "batch": config.synthesis_batch,
         "precision": str(session.fabric._precision.precision),
     }
-    store = Store(folder if session.fabric.is_global_zero else None, made, session.announce)
+    store = Store(folder, made, session.announce, writes=session.fabric.is_global_zero)
     counts = {"generated": config.generated, "translated": config.translated, "restyled": restyled}
     seen = {} if unauthorized is None else {"unauthorized": digest_of_tensors({"pixels": unauthorized})}
     pool = synthesize(

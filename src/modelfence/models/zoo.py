@@ -76,21 +76,6 @@ def names() -> list[str]:
     return sorted(_BUILDERS)
 
 
-def is_known(name: str) -> bool:
-    """Say whether :func:`create_model` has a network of that name.
-
-    Args:
-        name: For example ``"vgg11"``.
-
-    Example:
-        >>> is_known("vgg11"), is_known("vit_tiny_patch16_224"), is_known("nothing")
-        (True, True, False)
-    """
-    import timm
-
-    return name in _BUILDERS or (":" not in name and timm.is_model(name))
-
-
 def require_known(name: str) -> None:
     """Refuse a name that neither the zoo nor timm has.
 

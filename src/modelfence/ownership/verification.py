@@ -209,7 +209,7 @@ def judge(
         answers: The suspect's, to pairs of images.
         references: Those of models known not to carry the mark, to the same images.
         alpha: As for :func:`verify`.
-        tolerance: The same; None is 0.5 where the mark isn't known.
+        tolerance: The same; None is 0.8 where the mark isn't known.
         match_labels: The same.
         watermark: The mark, for the record.
 

@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict
@@ -58,7 +58,7 @@ class Watermark:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     def __post_init__(self) -> None:
-        if self.kind not in DEFAULT_VALUES:
+        if not isinstance(self.kind, str) or self.kind not in DEFAULT_VALUES:
             known = ", ".join(DEFAULT_VALUES)
             raise InputError(
                 f"watermark: unknown kind {self.kind!r}.{nearest(str(self.kind), DEFAULT_VALUES)} Known: {known}"
@@ -81,26 +81,6 @@ class Watermark:
             object.__setattr__(self, "_cells", cells)
             text = f"{tuple(cells.shape)}".encode() + bytes(cells.to(torch.uint8).flatten().tolist())
             object.__setattr__(self, "pattern_digest", hashlib.sha256(text).hexdigest())
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Make a watermark of a table of a run file, such as ``{"kind": "digits", "value": 80}``.
-
-        Args:
-            table: Keys are those of the class; all but ``kind`` have defaults.
-
-        Raises:
-            InputError: A key is unknown or a value isn't allowed.
-
-        Example:
-            >>> Watermark.from_table({"kind": "digits", "value": 80}).value
-            80
-        """
-        known = [one.name for one in fields(cls) if one.init]
-        for key in table:
-            if key not in known:
-                raise InputError(f"watermark: unknown key {key!r}.{nearest(key, known)} Known: {', '.join(known)}")
-        return cls(**table)
 
     @property
     def tolerance(self) -> float:
@@ -176,8 +156,13 @@ def _cells_of(pattern: str | Path | Tensor) -> Tensor:
     """Return the marked pixels of a file or tensor, bool (H, W)."""
     if isinstance(pattern, Tensor):
         cells, where = (pattern != 0).cpu(), "the tensor"
-    else:
+    elif isinstance(pattern, str | Path):
         cells, where = _read(Path(pattern)), str(pattern)
+    else:
+        raise InputError(
+            f"watermark: pattern: is {type(pattern).__name__}; the path of an image, or a tensor (rows, columns), is "
+            "needed"
+        )
     if cells.ndim != 2:
         raise InputError(f"watermark: pattern: {where} has shape {tuple(cells.shape)}; (rows, columns) is needed")
     if not bool(cells.any()):

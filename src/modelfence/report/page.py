@@ -25,6 +25,7 @@ def write_report(
     evaluation: Evaluation | None,
     layers: Sequence[tuple[str, int, int]] = (),
     history: Sequence[Mapping[str, Any]] = (),
+    agreement: Mapping[str, float] | None = None,
     samples: Mapping[str, Tensor] | None = None,
     synthetic: Sheets | None = None,
     warnings: Sequence[str] = (),
@@ -39,6 +40,7 @@ def write_report(
         evaluation: The table; None where nothing labelled was at hand.
         layers: Name, kept weights and all weights of each masked layer.
         history: Records of the run, see :func:`modelfence.report.figures.history_figure`.
+        agreement: How far the model agrees with the original, see :func:`modelfence.report.proxies.agreement_of`.
         samples: Domain name to uint8 images (N, C, H, W).
         synthetic: What was synthesized for learning.
         warnings: Sentences about what may make the result worse than it looks.
@@ -59,7 +61,7 @@ def write_report(
     for name, (figure, _, _) in drawn.items():
         style.save_figure(figure, folder / "figures", name)
     shown = {name: _figure_markup(*parts) for name, parts in drawn.items()}
-    said = [*proxies.agreements(history), *(f"Warning: {warning}." for warning in warnings)]
+    said = [*proxies.agreements(agreement or {}), *(f"Warning: {warning}." for warning in warnings)]
     sections = [_section("Summary", _summary(evaluation) + _list(said))]
     if evaluation is not None:
         sections.append(_section("Accuracy", shown["accuracy"] + _table(evaluation) + _notes(evaluation)))

@@ -77,24 +77,30 @@ def _first_run(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return rows[: next(again, len(rows))]
 
 
-def agreements(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say how far a model agreed with the original at the end, which needs no labels.
+def agreements(agreement: Mapping[str, float]) -> list[str]:
+    """Say how far a model agrees with the original, which needs no labels.
 
     Args:
-        history: Records of the run.
+        agreement: What :func:`agreement_of` returned.
 
     Example:
-        >>> agreements([{"step": 1, "source_agreement": 0.5}, {"step": 2, "source_agreement": 0.9, "gap": 0.9}])
+        >>> agreements({"source_agreement": 0.9})
         ['It agrees with the original model on 90.0 % of the images near the source.']
     """
-    last = last_agreements(history)
-    return [f"It agrees with the original model on {percent(last[key])} % of {images_of(key)}." for key in last]
+    return [
+        f"It agrees with the original model on {percent(value)} % of {images_of(key)}."
+        for key, value in agreement.items()
+    ]
 
 
-def last_agreements(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the last agreements with the original model by their keys, 0..1; empty where none were measured."""
-    last = history[-1] if history else {}
-    return {key: float(value) for key, value in last.items() if key == _SOURCE or key.startswith(_TARGET)}
+def agreement_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the agreements with the original model in a record of a run by their keys, 0..1; empty without any.
+
+    Example:
+        >>> agreement_of({"step": 2, "source_agreement": 0.9, "gap": 0.9})
+        {'source_agreement': 0.9}
+    """
+    return {key: float(value) for key, value in row.items() if key == _SOURCE or key.startswith(_TARGET)}
 
 
 def sentence(pairs: Sequence[Pair]) -> str:

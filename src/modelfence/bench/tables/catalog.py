@@ -9,6 +9,7 @@ from modelfence.bench.request import Request
 from modelfence.bench.tables import backbones, convergence, digits, losses, ownership, pairs, tsne
 from modelfence.bench.tables.kind import Kind
 from modelfence.errors import InputError
+from modelfence.models.zoo import require_known
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
@@ -59,6 +60,8 @@ def request(
     setting = setting or kind.settings[0]
     if setting not in kind.settings:
         raise InputError(f"{table}: has no setting {setting!r}; it has {', '.join(kind.settings)}")
+    if network is not None:
+        require_known(network)
     names = tuple(dict.fromkeys(chosen or kind.methods(setting)))
     methods.require_methods(names, setting)
     if min(seeds, default=0) < 0:

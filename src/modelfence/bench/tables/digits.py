@@ -16,7 +16,6 @@ from modelfence.bench.tables.times import times_notes
 from modelfence.evaluation import metrics
 
 DOMAINS = ("mnist", "usps", "svhn", "mnist_m")
-_CHANCE = 0.1
 _TITLES = {"sa": "source-available", "sf": "source-free", "df": "data-free"}
 _DROPS = (("source drop, %", 100, 1), ("target drop, %", 100, 1), ("ST-D", 1, 3), ("closure", 1, 3))
 
@@ -107,7 +106,11 @@ class _Rows:
         self.matrices.setdefault(method, {})[source] = _mean_of(by_seed, self.domains)
         targets = {name for cell in mine for name in cell.targets}
         changed = method != methods.SOURCE_MODEL
-        whole = {seed: row_of(found, source) for seed, found in by_seed.items() if changed and targets < set(found)}
+        whole = {
+            seed: row_of(found, source, mine[0].classes)
+            for seed, found in by_seed.items()
+            if changed and targets < set(found)
+        }
         words = [paper.title(method), paper.short(source)]
         texts = _texts(by_seed, self.domains, state, changed=changed)
         self.rows.append([*words, f"ours ({state})" if state else "ours", *texts, *_drops(whole)])
@@ -141,12 +144,13 @@ _NOTES = (
 )
 
 
-def row_of(accuracies: Accuracies, source: str) -> Row:
+def row_of(accuracies: Accuracies, source: str, classes: int = 10) -> Row:
     """Return the numbers that follow from a row's accuracies.
 
     Args:
         accuracies: Fractions before and after, by domain.
         source: Which of them is the source.
+        classes: Number of classes; ten in the paper's tables.
 
     Example:
         >>> round(row_of({"a": (0.8, 0.76), "b": (0.5, 0.3)}, "a")[3], 6)
@@ -154,8 +158,8 @@ def row_of(accuracies: Accuracies, source: str) -> Row:
     """
     found = paper.row_of(accuracies, source)
     targets = [pair for name, pair in accuracies.items() if name != source]
-    known = [pair for pair in targets if not math.isnan(metrics.closure(*pair, _CHANCE))]
-    before, after = (sum(pair[place] - _CHANCE for pair in known) for place in (0, 1))
+    known = [pair for pair in targets if not math.isnan(metrics.closure(*pair, 1 / classes))]
+    before, after = (sum(pair[place] - 1 / classes for pair in known) for place in (0, 1))
     return found.source_drop, found.target_drop, found.st_d, (before - after) / before if known else math.nan
 
 
