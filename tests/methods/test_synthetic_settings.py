@@ -345,25 +345,6 @@ def test_fewer_restyled_images_than_near_ones_weigh_less(monkeypatch, restyled, 
     assert found == [weight]
 
 
-@pytest.mark.parametrize(
-    ("given", "without", "with_batch_norm"),
-    [
-        ({}, (900, 12288), (450, 3072)),
-        ({"steps": 7}, (7, 12288), (7, 3072)),
-        ({"restyled": 64}, (900, 64), (450, 64)),
-        ({"restyled": 0}, (900, 0), (450, 0)),
-        ({"longer_without_batch_norm": 2.5, "more_without_batch_norm": 0.5}, (1125, 1536), (450, 3072)),
-        ({"more_without_batch_norm": 0.0001}, (900, 1), (450, 3072)),
-        ({"recipe": "paper"}, (936, 3072), (936, 3072)),
-    ],
-)
-def test_the_recipes_own_steps_and_copies_are_more_without_batch_norm(given, without, with_batch_norm):
-    alone, normalized = SFMap(**given).for_network(toy.trained("mlp")), SFMap(**given).for_network(toy.trained("cnn"))
-    assert (alone.steps, alone.restyled) == without
-    assert (normalized.steps, normalized.restyled) == with_batch_norm
-    assert alone.for_network(toy.trained("mlp")) == alone
-
-
 @pytest.mark.parametrize(("factor", "steps"), [(1 / 225, 2), (1 / 90, 5)])
 def test_it_learns_as_many_steps_as_the_network_calls_for(factor, steps):
     of_the_recipe = {name: value for name, value in SOURCE_FREE.items() if name != "steps"}
