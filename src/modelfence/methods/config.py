@@ -135,14 +135,16 @@ class MaskConfig(LearnConfig):
         A value that isn't the recipe's was given, and is taken as it is.
 
         Args:
-            factors: Names of fields that hold a factor, and of the whole number that each multiplies.
+            factors: Names of fields that hold a factor, and of the number that each multiplies.
         """
         own = {**{one.name: one.default for one in fields(self)}, **self.RECIPES[self.recipe]}
         values: dict[str, Any] = {}
         for factor, name in factors.items():
             given = getattr(self, name)
             if given == own[name]:
-                values |= {name: max(min(1, given), round(given * getattr(self, factor))), factor: 1.0}
+                product = given * getattr(self, factor)
+                whole = isinstance(given, int)
+                values |= {name: max(min(1, given), round(product)) if whole else product, factor: 1.0}
         return replace(self, **values)
 
     def rate_at(self, step: int) -> float:

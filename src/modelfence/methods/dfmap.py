@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
+from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.methods.alternating import Weight
 from modelfence.methods.config import STRICT, Positive
 from modelfence.methods.diverse import DiverseStyles
@@ -25,6 +26,7 @@ from modelfence.synthesis.neighbours import neighbours
 from modelfence.synthesis.strokes import draw
 
 _FEWEST = 64
+_WITHOUT_BATCH_NORM = {"heavier_without_batch_norm": "source_weight"}
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -32,18 +34,21 @@ class DFMap(SyntheticConfig):
     """Configuration of data-free MAP; see :class:`SyntheticConfig`, :class:`AlternatingConfig`, :class:`MaskConfig`.
 
     In place of unauthorized images the mask unlearns auxiliary ones (MAP, CVPR 2024, section 3.4): by default copies of
-    the pseudo-source and of drawings in random styles. The recipe "paper" is Algorithm 2 after Algorithm 1 in every
-    step: the generated images are restyled by a generator that learns in turn with the mask.
+    the pseudo-source and of drawings in random styles. Without BatchNorm and without source images nothing tells what
+    the source looks like: there drawings are kept, as images near the source are. The recipe "paper" is Algorithm 2
+    after Algorithm 1 in every step: the generated images are restyled by a generator that learns in turn with the mask.
 
     With ``authorized=`` the real source images take the place of the pseudo-source; their labels aren't looked at. Then
     ``generated``, ``translated``, ``generator_steps`` and ``synthesis_batch`` have no effect, and with the recipe
     "paper" none of the settings that :class:`AlternatingConfig` adds; without, ``most_images`` has none.
 
     Attributes:
-        drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled; at least 64. (Default
-            recipe.)
+        drawings: Drawn images (strokes, shapes, textures) whose content is translated, or styled, or which are kept; at
+            least 64. (Default recipe.)
         neighbours: Styled copies to make, rounded down to groups of 16 that share a style; those that the model
             disagrees on are dropped. (Default recipe.)
+        heavier_without_batch_norm: Factor on ``source_weight``, where that is the recipe's own, for a network without
+            BatchNorm. (Default recipe.)
         outside: Share of the groups of images near the source that a style must be farther from it than, for its copies
             to be unlearned, not kept (networks with BatchNorm only). (Default recipe.)
         directions: Neighbour domains a step, each with a part of the diversity generator frozen: n_dir, which the paper
@@ -61,18 +66,35 @@ class DFMap(SyntheticConfig):
     """
 
     ONLY: ClassVar[Mapping[str, frozenset[str]]] = {
-        "default": SyntheticConfig.ONLY["default"] | {"drawings", "neighbours", "outside"},
+        "default": SyntheticConfig.ONLY["default"] | {"drawings", "neighbours", "outside", *_WITHOUT_BATCH_NORM},
         "paper": SyntheticConfig.ONLY["paper"]
         | {"directions", "diversity_learning_rate", "information_weight", "semantic_weight"},
     }
 
     drawings: Annotated[int, Field(ge=_FEWEST)] = 2048
     neighbours: Annotated[int, Field(ge=_FEWEST)] = 12288
+    heavier_without_batch_norm: Positive = 2.0
     outside: Annotated[float, Field(ge=0, le=1)] = 0.95
     directions: Annotated[int, Field(ge=1)] = 4
     diversity_learning_rate: Positive = 10.0
     information_weight: Weight = 1.0
     semantic_weight: Weight = 1.0
+
+    def for_network(self, model: nn.Module) -> Self:
+        """Return these settings with the factor for networks without BatchNorm multiplied in, and set to 1.
+
+        A weight that isn't the recipe's is taken as it is.
+
+        Args:
+            model: The network; what comes back is for networks of its kind alone.
+
+        Example:
+            >>> DFMap().for_network(nn.Linear(2, 2)).source_weight, DFMap().for_network(nn.BatchNorm2d(2)).source_weight
+            (16.0, 8.0)
+        """
+        if self.recipe == "paper" or has_batch_norm(model):
+            return self
+        return self.multiplied(_WITHOUT_BATCH_NORM)
 
 
 @learner(DFMap, needs=(), takes=("authorized",), labels=False)
@@ -107,15 +129,19 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
         return learn_in_turn(model, config, session, judge, source=given, styles=styles)
     drawn = _drawings(image, config)
     made = Synthetic()
+    kept = None
     if given is None:
         pool = pseudo_source(model, config, session, judge, drawn)
         given, made = Examples("pseudo-source", pool.near, pool.near_logits), of_pool(pool)
         if not judge.batch_norm:
             session.warn(
-                "without BatchNorm the network doesn't tell what its source looks like: a data-free mask may take more "
-                "of the source than of other domains; measure it (watch=), or give source images"
+                "without BatchNorm the network doesn't tell what its source looks like: a data-free mask takes little "
+                "of other domains, and may take as much of the source; measure it (watch=), or give source images"
             )
-    material = _material(judge, given, drawn, config)
+            kept = Examples("drawings", drawn, judge.logits(drawn))
+    material = _material(judge, given, given.pixels if kept else torch.cat([given.pixels, drawn]), config)
+    if kept is not None:
+        material = replace(material, near=material.near.joined(kept))
     styled = material.targets[STYLED]
     around = of_neighbours(styled.pixels, styled.answers.argmax(1), styled.answers.shape[1])
     if warning := warning_of_neighbours(around):
@@ -124,11 +150,11 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
     return replace(learned, synthetic=together((made, around)))
 
 
-def _material(judge: Judge, near: Examples, drawn: Tensor, config: DFMap) -> Material:
-    """Return the images near the source, and styled copies of them and of drawings, sorted."""
+def _material(judge: Judge, near: Examples, content: Tensor, config: DFMap) -> Material:
+    """Return the images near the source, and styled copies of others, uint8 (N, C, H, W), sorted."""
     around = neighbours(
         judge,
-        torch.cat([near.pixels, drawn]),
+        content,
         config.neighbours,
         near=near.pixels,
         quantile=config.outside,
