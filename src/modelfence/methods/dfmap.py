@@ -139,7 +139,7 @@ def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learne
                 "of other domains, and may take as much of the source; measure it (watch=), or give source images"
             )
             kept = Examples("drawings", drawn, judge.logits(drawn))
-    material = _material(judge, given, given.pixels if kept else torch.cat([given.pixels, drawn]), config)
+    material = _material(judge, given, given.pixels if kept is not None else torch.cat([given.pixels, drawn]), config)
     if kept is not None:
         material = replace(material, near=material.near.joined(kept))
     styled = material.targets[STYLED]
