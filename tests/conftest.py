@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on a busy machine two threads wait for each other
+
 import pytest
 import torch
 
