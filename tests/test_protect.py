@@ -193,8 +193,8 @@ def test_measured_is_the_row_of_the_model_that_is_kept(patience):
     result = run(toy.trained("cnn"), steps=12, evaluate_every=1, patience=patience, learning_rate=5e-3)
     gaps = [row["gap"] for row in result.history]
     assert result.measured == result.history[-1 if patience is None else gaps.index(max(gaps))]
-    source = [row["source_accuracy"] for row in result.history]
-    assert patience is None or len(set(source)) > 1  # else any row would do
+    assert result.measured["kept"] == pytest.approx(1 - result.mask.cut_share())
+    assert len({row["kept"] for row in result.history}) > 1  # else any row would do
 
 
 def test_nothing_was_measured_on_a_combination_of_masks():

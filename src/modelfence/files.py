@@ -48,6 +48,10 @@ def writable_folder(path: str | Path, what: str) -> Path:
     Raises:
         InputError: Its name can't be a path, or it is a file, or in one.
         ArtifactError: There is no permission.
+
+    Example:
+        >>> writable_folder("out/there", "output").name
+        'there'
     """
     folder = usable_path(path)
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())

@@ -132,6 +132,8 @@ def test_a_mark_learned_at_another_size(run: Verify) -> None:
                 ("channel", 0),
                 ("pattern", "a.png"),
                 ("mark-size", 8),
+                ("images", 200),
+                ("watermark", "digits"),
             )
         ),
         (("--predictions", "a.csv", "--force"), "--force doesn't go with --predictions"),

@@ -13,6 +13,7 @@ from modelfence.methods.features import features_of
 SHOWN = 300
 """Images of each domain in a panel."""
 _SAME = 1e-6
+"""Difference between features, relative to the largest, that is taken for rounding."""
 
 
 @torch.no_grad()

@@ -79,7 +79,7 @@ def _check(claim: Claim) -> None:
         _require_unused(claim, _OF_MODELS, "--predictions", "which has the answers already")
         return
     if claim.export:
-        _require_unused(claim, _OF_TESTS, "--export", "which tests nothing; give it with --predictions")
+        _require_unused(claim, _OF_TESTS, "--export", "which tests nothing")
     if claim.labels:
         raise InputError("verify: --labels goes with --predictions alone; a domain has its own labels")
     if claim.clean is None:
@@ -93,11 +93,12 @@ def _check(claim: Claim) -> None:
 
 
 _OF_MODELS = (
-    *("model", "weights", "classes", "image_size", "clean", "reference"),
-    *("value", "channel", "pattern", "mark_size", "force"),
+    *("model", "weights", "classes", "image_size", "clean", "images", "reference"),
+    *("watermark", "value", "channel", "pattern", "mark_size", "force"),
 )
 """Options that say what is asked, and with which mark."""
 _OF_TESTS = ("reference", "match_labels", "alpha", "tolerance")
+"""Options that say how a claim is tested."""
 
 
 def _require_unused(claim: Claim, names: Sequence[str], flag: str, reason: str) -> None:

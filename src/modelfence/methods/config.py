@@ -136,6 +136,11 @@ class MaskConfig(LearnConfig):
 
         Args:
             factors: Names of fields that hold a factor, and of the number that each multiplies.
+
+        Example:
+            >>> found = MaskConfig(decay=0.5).multiplied({"decay": "steps"})
+            >>> found.steps, found.decay, MaskConfig(decay=0.5, steps=7).multiplied({"decay": "steps"}).steps
+            (150, 1.0, 7)
         """
         own = {**{one.name: one.default for one in fields(self)}, **self.RECIPES[self.recipe]}
         values: dict[str, Any] = {}

@@ -40,8 +40,8 @@ def look_at_sizes(model: nn.Module, config: LearnConfig, session: Session) -> No
     """
     del model
     alone = isinstance(config, MaskConfig) and config.masks == "one_each"
-    size, *others = sizes_of(config, 1 if alone else len(session.unauthorized))
-    sizes = [size, *(others * len(session.unauthorized) if alone else others)]
+    half, *others = sizes_of(config, 1 if alone else len(session.unauthorized))
+    sizes = [half, *(others * len(session.unauthorized) if alone else others)]
     for domain, size in zip([session.authorized, *session.unauthorized.values()], sizes, strict=True):
         require_enough(domain, size, session)
 

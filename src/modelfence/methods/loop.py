@@ -376,6 +376,11 @@ def row_kept(history: Sequence[Row], config: LearnConfig) -> Row:
     Args:
         history: Of one run; at least one row.
         config: Its ``patience``.
+
+    Example:
+        >>> rows = [{"step": 1, "gap": 0.9}, {"step": 2, "gap": 0.5}]
+        >>> row_kept(rows, LearnConfig())["step"], row_kept(rows, LearnConfig(patience=1))["step"]
+        (2, 1)
     """
     if config.patience is None:
         return history[-1]
