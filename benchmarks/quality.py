@@ -23,11 +23,11 @@ from _common import RESULTS, WORK, cell, domains, image_spec, machine, source_mo
 
 import modelfence as mf
 from modelfence.bench.cells import read_record
+from modelfence.bench.source_models import SourceModel
 from modelfence.bench.tables.digits import DOMAINS as DIGITS
 from modelfence.evaluation.metrics import mean_st_d, st_d
 from modelfence.files import atomic_write
 from modelfence.models.autocast import resolve_precision
-from modelfence.models.zoo import create_model
 
 FAMILIES = {
     "digits": {"size": 32, "classes": 10, "pairs": list(itertools.permutations(DIGITS, 2))},
@@ -129,7 +129,7 @@ def run(options):
         for seed, (source, targets) in cells[shard - 1 :: shards]
     ]
     facts = FAMILIES[options.family]
-    untrained = create_model(options.network, facts["classes"], image_spec(facts["size"]))
+    untrained = SourceModel(options.network, "", facts["size"], facts["classes"]).create()
     for seed, *_, path in mine:
         require_current(path, options, untrained, seed)
     for seed, source, targets, path in mine:

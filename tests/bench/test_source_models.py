@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,11 @@ def test_what_another_process_trains_can_be_waited_for(tmp_path: Path, monkeypat
     claim.__enter__()
     monkeypatch.setattr(source_models.time, "sleep", lambda _: claim.__exit__(None, None, None))
     assert source_model(tmp_path, QUICK, wait=True) is not None
+
+
+def test_a_vit_gets_patches_that_leave_something_of_a_small_image(tmp_path: Path) -> None:
+    wanted = replace(QUICK, network="vit_tiny_patch16_224", size=32)
+    patches = torch.zeros(1, 3, 32, 32)
+    made = source_model(tmp_path, wanted)
+    again = source_model(tmp_path, wanted)  # of the folder
+    assert made.patch_embed(patches).shape[1] == again.patch_embed(patches).shape[1] == 64

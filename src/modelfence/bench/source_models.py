@@ -18,6 +18,8 @@ from modelfence.models.zoo import create_model
 
 STANDARD = Scale()
 """The scale whose source models have no mark of it in their folder's name."""
+_PATCHES = 8
+"""Patches along a side that a ViT of timm gets: its own 16 pixels leave two of them on an image of 32."""
 
 
 class Busy(Exception):  # noqa: N818 (nothing went wrong)
@@ -48,6 +50,15 @@ class SourceModel:
     def epochs(self) -> int:
         """Passes over the training images."""
         return self.scale.epochs or (6 if "bn" in self.network or "resnet" in self.network else 12)
+
+    @property
+    def args(self) -> dict[str, int]:
+        """What the network is built with beside its name."""
+        return {"patch_size": max(1, self.size // _PATCHES)} if self.network.startswith("vit_") else {}
+
+    def create(self) -> nn.Module:
+        """Build the untrained network."""
+        return create_model(self.network, self.classes, image_spec(self.size), **self.args)
 
     def folder(self, work: Path) -> Path:
         """Return where it is kept in a work folder."""
@@ -112,14 +123,14 @@ def _trained(folder: Path, wanted: SourceModel, announce: Callable[[str], None])
     else:  # independent of the others: other images too
         parts = domains(wanted.domain, wanted.size, wanted.seed, scale.train_images, scale.validation_images)
     image = image_spec(wanted.size)
-    model = create_model(wanted.network, wanted.classes, image)
+    model = wanted.create()
     start = time.time()
     rate = scale.learning_rate or TrainConfig().learning_rate
     config = TrainConfig(epochs=wanted.epochs, learning_rate=rate, seed=wanted.seed)
     history = train(model, parts.train, parts.validation, config)
     seconds = round(time.time() - start, 1)
     extra = {"domain": wanted.domain, "seed": wanted.seed, "seconds": seconds, "history": history}
-    save_model(folder, model, reference=wanted.network, args={}, classes=wanted.classes, image=image, extra=extra)
+    save_model(folder, model, reference=wanted.network, args=wanted.args, classes=wanted.classes, image=image, extra=extra)
     best = max(row["validation_accuracy"] for row in history)
     announce(f"{wanted.network} on {wanted.domain}: {100 * best:.1f} %, {seconds:.0f} s")
     return model
