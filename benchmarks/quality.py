@@ -109,7 +109,7 @@ def require_current(path, options, model, seed):
         return
     wanted = asdict(method_of(options, model, seed))
     recorded = found["configuration"]
-    defaults = asdict(SETTINGS[options.setting]().for_network(model))
+    defaults = asdict(SETTINGS[options.setting](recipe=options.recipe).for_network(model))
     told = {name: recorded.get(name, defaults[name]) for name in sorted(wanted.keys() - {"evaluate_every"})}
     unknown = [name for name in _ONCE_NONE if told.get(name, 0) is None]
     other = {name: value for name, value in told.items() if value != wanted[name] and name not in unknown}

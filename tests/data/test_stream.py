@@ -100,6 +100,11 @@ def test_loader_workers_change_nothing():
     assert numbers(StreamDomain(loader(num_workers=1), "loader").batches(5, seed=1), 6) == plain
 
 
+def test_a_loader_whose_passes_are_one_and_the_same_is_refused():
+    with pytest.raises(InputError, match=r"'kept': a loader with persistent_workers .*persistent_workers=False"):
+        StreamDomain(loader(num_workers=1, persistent_workers=True), "kept")
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_share_the_joint_batch(world):
     joint = numbers(StreamDomain(loader(), "loader").batches(2 * world, seed=5), 7)
@@ -125,6 +130,17 @@ def test_size_cuts_every_pass():
     domain = StreamDomain(loader(shuffle=False), "loader", size=10)
     assert domain.size == 10
     assert numbers(domain.batches(5, seed=0), 4) == [list(range(5)), list(range(5, 10))] * 2
+
+
+@pytest.mark.parametrize("make", [loader, Sized])
+def test_the_first_images_of_a_stream_are_a_stream(make):
+    arguments = {"shuffle": False} if make is loader else {}
+    whole = StreamDomain(make(**arguments), "whole")
+    assert numbers(whole.first(10).batches(5, seed=0), 3) == [list(range(5)), list(range(5, 10)), list(range(5))]
+    assert numbers(whole.first(10).first(20).once(30)) == [list(range(10))]
+    assert numbers(whole.once(30)) == [list(range(SIZE))]
+    with pytest.raises(InputError, match="part of a stream; take its first images"):
+        whole.split(0.25)[0].first(3)
 
 
 def test_split_parts_are_disjoint_in_every_pass_though_the_loader_shuffles():

@@ -216,6 +216,39 @@ def test_images_that_do_not_fit_the_model_are_named(balanced):
         evaluate(nn.Sequential(nn.Flatten(), nn.Linear(5, 4)), {"a": balanced})
 
 
+class Demanding(nn.Module):
+    """Raises an error of its own, as networks of timm do."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, images):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [AssertionError("height"), ValueError(), TypeError("a\nb"), KeyError("x")])
+def test_whatever_a_model_raises_names_the_images(balanced, error):
+    with pytest.raises(InputError, match=r"^domain 'a': the model can't take images of shape \(4, 1, 1\) \(.+\)"):
+        evaluate(Demanding(error), {"a": balanced})
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), torch.OutOfMemoryError("full")])
+def test_too_little_memory_is_not_called_a_matter_of_shape(balanced, error):
+    with pytest.raises(type(error)):
+        evaluate(Demanding(error), {"a": balanced})
+
+
+def test_images_for_the_refresh_need_no_labels(balanced):
+    pictures = torch.randn(40, 1, 2, 2)
+    plain, bare = domain(pictures, torch.randint(0, 4, (40,))), domain(pictures, None)
+    unread = [{"images": pictures, "labels": torch.full((40,), -1)}]
+    model = batch_norm_model()
+    wanted = evaluate(model, {"a": plain}).scores[0].refreshed_accuracy
+    for images in (bare, unread):
+        assert evaluate(model, {"a": plain}, refresh_on={"a": images}).scores[0].refreshed_accuracy == wanted
+
+
 def test_two_models_must_have_the_same_classes(balanced):
     with pytest.raises(InputError, match="5 classes, the one before it 4"):
         evaluate(Constant(0, classes=5), {"a": balanced}, before=nn.Flatten())

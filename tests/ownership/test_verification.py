@@ -1,5 +1,7 @@
+import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError, NonFiniteError
+from modelfence.models.zoo import create_model
 from modelfence.ownership.answers import Answers, ask, with_matched_labels
 from modelfence.ownership.verification import judge, verify
 from modelfence.ownership.watermark import Watermark
@@ -183,6 +186,16 @@ def test_a_suspect_of_another_size_and_in_grey(plain: Plain, clean: IndexedDomai
     assert not verdict.holds
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_suspect_of_any_precision_is_asked(clean: IndexedDomain, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    suspect = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES)).to(dtype)
+    found, wanted = ask(suspect, clean, MARK), ask(copy.deepcopy(suspect).float(), clean, MARK)
+    assert torch.equal(found.clean, wanted.clean)
+    assert torch.equal(found.marked, wanted.marked)
+    assert suspect[1].weight.dtype == dtype
+
+
 def test_the_suspect_is_left_as_it_was(clean: IndexedDomain) -> None:
     suspect = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, CLASSES))
     suspect.train()
@@ -223,7 +236,9 @@ def test_a_wrong_input_is_one_line(plain: Plain, clean: IndexedDomain) -> None:
     bare = IndexedDomain("bare", floats.__getitem__, 5, labels=labels)
     unlabelled = IndexedDomain("unlabelled", pixels.__getitem__, 5, spec=SPEC)
     larger = ImageSpec(channels=3, height=9, width=9, mean=(0.0,) * 3, std=(1.0,) * 3)
+    demanding = create_model("vit_tiny_patch16_224", CLASSES, replace(SPEC, height=16, width=16))
     cases = [
+        (lambda: verify(demanding, clean, MARK), "the suspect can't take images of shape (3, 8, 8)"),
         (lambda: verify(plain, bare, MARK), "domain 'bare' doesn't say how its images are normalized"),
         (lambda: verify(plain, unlabelled, MARK), "domain 'unlabelled' has no labels"),
         (lambda: verify(plain, clean, MARK, image=larger), "the suspect can't take images of shape (3, 9, 9)"),

@@ -148,3 +148,9 @@ def test_inline_figures_carry_the_theme_and_unique_ids(make_evaluation):
 
 def _ids(svg):
     return re.findall(r' id="([^"]+)"', svg)
+
+
+def test_dollar_signs_in_names_are_no_formula(make_evaluation):
+    figure = figures.accuracy_figure(make_evaluation(["price $5_$ off", "$x^2$"]))
+    assert_tidy(figure)
+    assert "$x^2$" in style.inline_svg(figure, "accuracies")

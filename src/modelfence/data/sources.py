@@ -15,6 +15,7 @@ from modelfence.data.items import from_dataset, from_iterable_dataset, stream_of
 from modelfence.data.named import from_text
 from modelfence.data.records import Request
 from modelfence.data.splits import sample
+from modelfence.data.stream import StreamDomain
 from modelfence.data.unlabelled import without_labels
 from modelfence.errors import InputError
 
@@ -85,7 +86,7 @@ def _dispatch(thing: object, request: Request) -> Domain:
         thing = thing if request.labelled else without_labels(thing)
         if isinstance(thing, IndexedDomain) and request.size is not None:
             return thing.subset(sample(len(thing), request.size))
-        return thing
+        return thing.first(request.size) if isinstance(thing, StreamDomain) and request.size is not None else thing
     if isinstance(thing, str | Path):
         return from_text(str(thing), request)
     if is_hugging_face(thing):

@@ -42,7 +42,8 @@ class StreamDomain:
         labelled: Take the labels; else they aren't looked at.
 
     Raises:
-        InputError: The source can't be iterated twice, or gives no batch of images.
+        InputError: The source can't be iterated twice, is a loader with persistent workers (whose iterators are one
+            and the same), or gives no batch of images.
 
     Example:
         >>> batches = [(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 1]))] * 2
@@ -66,6 +67,11 @@ class StreamDomain:
             raise InputError(
                 f"domain {name!r} is an iterator, which is used up after one pass; "
                 "give something that can be iterated again, such as a DataLoader or a list of batches"
+            )
+        if isinstance(source, DataLoader) and source.persistent_workers:
+            raise InputError(
+                f"domain {name!r}: a loader with persistent_workers hands out one and the same pass to all who iterate "
+                "it; give one with persistent_workers=False"
             )
         self.name = name
         self.classes = classes
@@ -180,6 +186,22 @@ class StreamDomain:
         changed = copy.copy(self)
         changed.classes, changed._count = None, None
         changed._takes_labels = changed._labelled = False
+        return changed
+
+    def first(self, size: int) -> "StreamDomain":
+        """Return the domain of at most so many images, the first of each pass; both share the source.
+
+        Args:
+            size: At least 1.
+
+        Raises:
+            InputError: This domain is itself a part.
+        """
+        if self._share is not None:
+            raise InputError(f"domain {self.name!r} is a part of a stream; take its first images before it is split")
+        changed = copy.copy(self)
+        changed._most = size if self._most is None else min(size, self._most)
+        changed.size = None if self.size is None else min(size, self.size)
         return changed
 
     def split(self, fraction: float, seed: int = 0) -> tuple["StreamDomain", "StreamDomain"]:

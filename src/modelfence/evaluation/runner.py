@@ -1,7 +1,8 @@
 """Forward passes over domains: predictions of several networks in one pass, plain and refreshed."""
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from modelfence.data.domain import Domain
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.evaluation import metrics
-from modelfence.evaluation.batch_norm import refreshed
+from modelfence.evaluation.batch_norm import copied, refreshed
 from modelfence.evaluation.scores import ModelScore
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.models.autocast import Resolved, autocast
@@ -99,6 +100,48 @@ class Runner:
         shuffled = _fast_layout(images[order.to(images.device)])
         with autocast(self.device, self.precision):
             return [refreshed(network, [shuffled]) if has_batch_norm(network) else None for network in networks]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a network is: where its first tensor is, or the CPU."""
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def in_float32(network: nn.Module, device: torch.device) -> nn.Module:
+    """Return a network on a device in float32: itself where it is so already, else a copy.
+
+    Raises:
+        InputError: It would have to be copied and can't be.
+    """
+    here = device_of(network)
+    same = here.type == device.type and (device.index is None or here.index == device.index)
+    if same and all(value.dtype == torch.float32 for value in network.parameters() if value.is_floating_point()):
+        return network
+    return copied(network).to(device).float()
+
+
+def tried(forward: Callable[[Tensor], Tensor], images: Tensor, who: str) -> Tensor:
+    """Return what a network gives for images; whatever its own code raises says who can't take them.
+
+    Args:
+        forward: The network, or what runs it.
+        images: float (B, C, H, W).
+        who: Start of the error's text.
+
+    Raises:
+        InputError: It can't take them. Having too little memory is another matter, and is raised as it is.
+    """
+    try:
+        return forward(images)
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{who} can't take images of shape {tuple(images.shape[1:])} ({reason}); give image=ImageSpec(...) with "
+            "what it eats"
+        ) from error
 
 
 @contextlib.contextmanager

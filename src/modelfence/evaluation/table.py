@@ -1,7 +1,6 @@
 """Evaluate a model, and the model it was made from, on named domains."""
 
 import contextlib
-import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,9 +10,8 @@ from modelfence.data.domain import Domain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.sources import as_domain
 from modelfence.errors import InputError, nearest
-from modelfence.evaluation.batch_norm import copied
 from modelfence.evaluation.result import Evaluation
-from modelfence.evaluation.runner import Runner, checked_labels, untouched
+from modelfence.evaluation.runner import Runner, checked_labels, device_of, in_float32, tried, untouched
 from modelfence.evaluation.scores import DomainScore, ModelScore, Role
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.unwrap import require_network, unwrap
@@ -80,9 +78,11 @@ def evaluate(
     _check_names(refresh_on or {}, list(domains), "refresh_on")
     _check_options(precision, batch_size=batch_size, refresh_images=refresh_images, limit=limit)
     found = {name: as_domain(thing, name=name, image=image, split="test") for name, thing in domains.items()}
-    others = {name: as_domain(thing, name=name, image=image) for name, thing in (refresh_on or {}).items()}
-    target = _device(device) if device is not None else _device_of(model)
-    networks = [_on(unwrap(network), target) for network in (model, before) if network is not None]
+    others = {
+        name: as_domain(thing, name=name, image=image, labelled=False) for name, thing in (refresh_on or {}).items()
+    }
+    target = _device(device) if device is not None else device_of(model)
+    networks = [in_float32(unwrap(network), target) for network in (model, before) if network is not None]
     run = Runner(batch_size, refresh_images, limit, precision, target)
     scores = []
     with torch.no_grad(), contextlib.ExitStack() as stack:
@@ -141,20 +141,6 @@ def _device(given: torch.device | str) -> torch.device:
         raise InputError(f"device is {given!r:.40}; a device of torch, such as 'cpu' or 'cuda', is needed") from error
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
-    return torch.device("cpu") if tensor is None else tensor.device
-
-
-def _on(network: nn.Module, device: torch.device) -> nn.Module:
-    """Return the network on a device in float32: itself where it is so already, else a copy."""
-    here = _device_of(network)
-    same = here.type == device.type and (device.index is None or here.index == device.index)
-    if same and all(value.dtype == torch.float32 for value in network.parameters() if value.is_floating_point()):
-        return network
-    return copied(network).to(device).float()
-
-
 def _preflight(networks: list[nn.Module], domains: Mapping[str, Domain], run: Runner) -> int:
     """Check every domain and model by one image each; return the number of classes."""
     counts: list[int] = []
@@ -173,13 +159,7 @@ def _preflight(networks: list[nn.Module], domains: Mapping[str, Domain], run: Ru
 
 
 def _class_count(network: nn.Module, images: Tensor, name: str, run: Runner) -> int:
-    try:
-        return run.forward(network, images).shape[1]
-    except RuntimeError as error:
-        raise InputError(
-            f"domain {name!r}: the model can't take images of shape {tuple(images.shape[1:])} "
-            f"({str(error).splitlines()[0]}); give image=ImageSpec(...) with the size it was trained on"
-        ) from error
+    return tried(lambda given: run.forward(network, given), images, f"domain {name!r}: the model").shape[1]
 
 
 def _score(name: str, role: Role, measured: list[ModelScore], labels: Tensor, classes: int) -> DomainScore:

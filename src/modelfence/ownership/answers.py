@@ -1,7 +1,6 @@
 """What a suspect model answers to the same images without and with the mark."""
 
 import contextlib
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from modelfence.data.domain import Domain, check_labels, labels_of
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.splits import permutation
 from modelfence.errors import InputError, NonFiniteError
-from modelfence.evaluation.runner import untouched
+from modelfence.evaluation.runner import device_of, in_float32, tried, untouched
 from modelfence.masking.unwrap import require_network
 from modelfence.models.outputs import logits_of
 from modelfence.ownership.watermark import Watermark
@@ -78,7 +77,8 @@ def ask(
     alike, and normalized as the suspect needs it.
 
     Args:
-        suspect: A module (its flags and buffers come back as they were), or a function, such as a client of somebody's
+        suspect: A module (its flags and buffers come back as they were; of one in half or double
+            precision a copy in float32 is asked), or a function, such as a client of somebody's
             service. Takes float images (B, C, H, W) normalized by ``image``; gives logits or probabilities (B, K).
         domain: Labelled images, at the size the mark was learned at.
         watermark: The mark.
@@ -103,7 +103,10 @@ def ask(
             "pixels can be marked"
         )
     eaten = image or spec
-    device = _device_of(suspect)
+    device = torch.device("cpu")
+    if isinstance(suspect, nn.Module):
+        device = device_of(suspect)
+        suspect = in_float32(suspect, device)
     labels: list[Tensor] = []
     clean: list[Tensor] = []
     marked: list[Tensor] = []
@@ -190,22 +193,9 @@ def with_matched_labels(answers: Answers) -> Answers:
     return Answers(second.labels, ours[second.clean], ours[second.marked], matched=True)
 
 
-def _device_of(suspect: Suspect) -> torch.device:
-    if not isinstance(suspect, nn.Module):
-        return torch.device("cpu")
-    tensor = next(itertools.chain(suspect.parameters(), suspect.buffers()), None)
-    return torch.device("cpu") if tensor is None else tensor.device
-
-
 def _classes(suspect: Suspect, images: Tensor, name: str) -> Tensor:
     """Return predicted classes int64 (B,) on the CPU."""
-    try:
-        output = logits_of(suspect(images))
-    except RuntimeError as error:
-        raise InputError(
-            f"domain {name!r}: the suspect can't take images of shape {tuple(images.shape[1:])} "
-            f"({str(error).splitlines()[0]}); give image=ImageSpec(...) with what it eats"
-        ) from error
+    output = tried(lambda given: logits_of(suspect(given)), images, f"domain {name!r}: the suspect")
     if len(output) != len(images):
         raise InputError(f"domain {name!r}: the suspect gave {len(output)} answers to {len(images)} images")
     return torch.where(output.isfinite().all(dim=1), output.argmax(dim=1), NO_ANSWER).cpu()

@@ -33,6 +33,7 @@ _SETTINGS = {
     "font.size": 9.0,
     "font.family": "sans-serif",
     "text.color": INK,
+    "text.parse_math": False,  # names of domains and classes may have two dollar signs
     "axes.facecolor": "none",
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
