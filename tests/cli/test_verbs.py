@@ -90,6 +90,16 @@ def test_a_folder_divided_into_train_and_val_is_measured_on_val(invoke: Invoke, 
     result = invoke("evaluate", source, "here=ward", "--json")
     assert result.exit_code == 0, result.stderr
     assert [(score["name"], score["images"]) for score in json.loads(result.stdout)["scores"]] == [("here", 20)]
+    assert "divided" not in result.stderr
+
+
+def test_a_folder_without_parts_is_measured_whole_and_that_is_said(invoke: Invoke, source: Path) -> None:
+    image_folder(Path("ward"), each=2)
+    for verb in (("evaluate", source, "here=ward"), ("verify", "--model", source, "--clean", "here=ward")):
+        result = invoke(*verb, "--json")
+        assert "here: not divided into parts" in result.stderr
+        record = json.loads(result.stdout)
+        assert record.get("images", record.get("scores", [record])[0].get("images")) == 20
 
 
 def test_doctor_finds_a_sound_model_sound(invoke: Invoke, source: Path) -> None:

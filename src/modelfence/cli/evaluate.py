@@ -37,7 +37,7 @@ def command(
     import torch
 
     from modelfence.cli.measured import Measured, labelled_in, measured_by
-    from modelfence.cli.parts import load_test
+    from modelfence.cli.parts import load_test, note_undivided
     from modelfence.cli.reference import load, load_before, named_domains, run_of
     from modelfence.errors import InputError
     from modelfence.evaluation.table import evaluate
@@ -50,6 +50,7 @@ def command(
         raise InputError("evaluate: DOMAIN is missing; name at least one, such as mnist (see modelfence domains)")
     loaded = load(run.model, run.image, model)
     measured = measured if given else measured.with_origin(loaded.extra)
+    note_undivided(measured.domains, console)
     table = evaluate(
         loaded.model,
         {name: load_test(name, text, loaded.image, loaded.classes) for name, text in measured.domains.items()},

@@ -1,10 +1,11 @@
 """The parts of a domain that a run learns on, chooses by and measures on; no image is in two of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from modelfence.cli.console import Console
 from modelfence.cli.tables import DataTable
 from modelfence.data import catalog
 from modelfence.data.domain import IndexedDomain
@@ -84,6 +85,21 @@ def load_test(
     """
     split = _test_split(text) or "train"
     return _load(name, text, split, image, classes) if labels else _images(name, text, split, image)
+
+
+def note_undivided(domains: Mapping[str, str], console: Console) -> None:
+    """Tell of domains that :func:`load_test` gives all images of: what a model learned from may be among them.
+
+    Args:
+        domains: Texts by name.
+        console: Where to tell it.
+    """
+    names = [name for name, text in domains.items() if _test_split(text) is None]
+    if names:
+        console.note(
+            f"{', '.join(names)}: not divided into parts to learn from and to test on, so all images are used. Keep "
+            "images that the model or its mask learned from in another folder"
+        )
 
 
 def check_class_names(domains: Sequence[IndexedDomain], wanted: Sequence[str] | None = None) -> None:

@@ -10,7 +10,9 @@ from modelfence.cli.console import Console
 @click.command(name="verify", short_help="Test a claim that a model carries your mark.")
 @click.option("--model", metavar="SUSPECT", help="A saved folder, a network with --weights, or package.module:factory.")
 @options.model_options
-@click.option("--clean", metavar="DOMAIN", help="The authorized domain; its test images are used.")
+@click.option(
+    "--clean", metavar="DOMAIN", help="The authorized domain; its test images are used, of an undivided folder all."
+)
 @click.option(
     "--watermark", metavar="KIND", default="digits", show_default=True, help="digits, objects, visda, custom."
 )

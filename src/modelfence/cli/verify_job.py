@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from modelfence.cli.console import Console
-from modelfence.cli.parts import load_test
+from modelfence.cli.parts import load_test, note_undivided
 from modelfence.cli.reference import image_option, load, load_before, named_domains, run_of
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.image_spec import ImageSpec
@@ -61,12 +61,12 @@ def run_verify(claim: Claim, console: Console) -> int:
     """
     _check(claim)
     if claim.export:
-        key = _export(claim, claim.export)
+        key = _export(claim, claim.export, console)
         asked = key.parent / QUERIES
         text = f"{asked}  hand this out: the answer is queries.csv with a class for each path\n{key}  keep this"
         console.result(text, {"queries": str(asked), "key": str(key)})
         return 0
-    verdict = _of_file(claim) if claim.predictions else _of_model(claim)
+    verdict = _of_file(claim) if claim.predictions else _of_model(claim, console)
     console.result(verdict.sentence(), verdict.to_dict())
     return int(not verdict.holds)
 
@@ -119,11 +119,11 @@ def _of_file(claim: Claim) -> Verdict:
     return _judged(claim, read_predictions(claim.predictions or "", claim.labels), (), None)
 
 
-def _of_model(claim: Claim) -> Verdict:
+def _of_model(claim: Claim, console: Console) -> Verdict:
     mark = _mark(claim)
     suspect = _suspect(claim)
     others = [load_before(text, suspect) for text in claim.reference]
-    domain = _domain(claim, suspect.image)
+    domain = _domain(claim, suspect.image, console)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     own, *rest = (
         ask(one.model.to(device), domain, mark, image=one.image, images=claim.images) for one in (suspect, *others)
@@ -142,11 +142,11 @@ def _judged(claim: Claim, own: Answers, references: Sequence[Answers], mark: Wat
     )
 
 
-def _export(claim: Claim, folder: str) -> Path:
+def _export(claim: Claim, folder: str, console: Console) -> Path:
     mark = _mark(claim)
     table = image_option(claim.image_size)
     spec = _suspect(claim).image if claim.model or table is None else ImageSpec(**table)
-    return export_queries(_domain(claim, spec), mark, folder, images=claim.images, force=claim.force)
+    return export_queries(_domain(claim, spec, console), mark, folder, images=claim.images, force=claim.force)
 
 
 def _mark(claim: Claim) -> Watermark:
@@ -159,9 +159,11 @@ def _suspect(claim: Claim) -> LoadedModel:
     return load(run.model, run.image, text)
 
 
-def _domain(claim: Claim, spec: ImageSpec) -> IndexedDomain:
+def _domain(claim: Claim, spec: ImageSpec, console: Console) -> IndexedDomain:
     """Load the clean test images at the size that they are marked at."""
     size = claim.mark_size
     spec = spec if size is None else replace(spec, height=size, width=size)
-    ((name, text),) = (named_domains([claim.clean or ""]) or {}).items()
+    domains = named_domains([claim.clean or ""]) or {}
+    note_undivided(domains, console)
+    ((name, text),) = domains.items()
     return load_test(name, text, spec)
