@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from modelfence.data.sources import as_domain
 from modelfence.errors import ArtifactError, InputError
 from modelfence.evaluation.result import Evaluation
 from modelfence.methods.loop import _Run
+from modelfence.methods.state import load_state, save_state
 
 PAIR = "sklearn_digits>font_digits"
 
@@ -133,9 +135,29 @@ def test_a_stopped_cell_goes_on_from_its_state(work: Path, monkeypatch: pytest.M
     monkeypatch.setattr(_Run, "measure", stop)
     with pytest.raises(KeyboardInterrupt):
         Worker(work)(one)
+    state = work / "state" / one.name / "state.safetensors"
+    tensors, facts = load_state(state)
+    save_state(state, tensors, {**facts, "spent": 5000.0})
     record = Worker(work)(one)
     assert steps == [1, 2, 2]
     assert record["evaluation"] == whole["evaluation"]
+    assert record["history"][-1]["seconds"] >= 5000
+    assert 5000 < record["seconds"] < 5600
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_training_of_source_models_is_no_part_of_a_cell(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = cells("digits", "sa", "SL")
+    real, hours = jobs.source_model, [0.0]
+
+    def slow(*arguments: object, **rest: object) -> object:
+        hours[0] += 3600
+        return real(*arguments, **rest)
+
+    monkeypatch.setattr(jobs, "source_model", slow)
+    clock = time.time
+    monkeypatch.setattr(jobs.time, "time", lambda: clock() + hours[0])
+    assert Worker(work)(one)["seconds"] < 3600
 
 
 @pytest.mark.usefixtures("tiny")

@@ -93,6 +93,46 @@ def test_a_failing_cell_gives_exit_code_1_and_is_marked(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("tiny")
+def test_a_command_is_judged_by_what_it_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = ([*QUICK, "--pairs", pair, "--out", tmp_path] for pair in PAIR[1:])
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs.Worker, "__call__", fails)
+        assert bench("digits", "--methods", "SL", *here).exit_code == 1
+    other = bench("digits", "--methods", "SL", *there, "--json")
+    record = json.loads(other.stdout)
+    assert (other.exit_code, record["open"], record["failed"]) == (0, 0, [])
+    assert "RuntimeError: no luck" in (tmp_path / "tables" / "failed.md").read_text()
+    merged = bench("merge", "--out", tmp_path, "--json")
+    assert (merged.exit_code, json.loads(merged.stdout)["open"]) == (1, 1)
+    assert bench("digits", "--methods", "SL", *here).exit_code == 0
+    assert not (tmp_path / "tables" / "failed.md").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_target_of_two_masks_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    arguments = ["digits", "--setting", "df", "--methods", "SL", *QUICK, "--out", tmp_path, "--pairs"]
+    assert bench(*arguments, "sklearn_digits>font_digits+photo_digits").exit_code == 0
+    before = sorted(tmp_path.rglob("*"))
+    assert_bad_input(bench(*arguments, "sklearn_digits>font_digits"), "font_digits is a target of sklearn_digits in 2")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_merge_says_which_cells_it_can_not_use(tmp_path: Path) -> None:
+    arguments = ["digits", *PAIR, "--methods", "SL", *QUICK, "--out", tmp_path]
+    assert bench(*arguments).exit_code == 0
+    path, *_ = (tmp_path / "cells").rglob("*.json")
+    path.write_text("{")
+    merged = bench("merge", "--out", tmp_path)
+    assert merged.stderr.count(f"{path}: damaged; not used") == 1
+    assert "1 cells aren't finished" in merged.stdout
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise ArtifactError("x.json: can't be written (No space left on device)")

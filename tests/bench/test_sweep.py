@@ -80,7 +80,7 @@ def test_a_corrupted_cell_is_recomputed_and_said_so(store: Cells, damage: Any) -
     again = Maker()
     sweep(FIVE[:3], store, again)
     assert again.asked == [1]
-    assert f"{path}: damaged; computed anew" in lines
+    assert f"{path}: damaged; not used" in lines
     assert store.read(FIVE[1])["value"] == 1
 
 

@@ -135,6 +135,42 @@ def test_the_ownership_table(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("why", ["...", "failed"])
+@pytest.mark.parametrize("table", ["ownership", "objects", "losses", "convergence", "tsne", "digits"])
+def test_a_row_that_lacks_a_seed_says_so(tmp_path: Path, table: str, why: str) -> None:
+    chosen, what = (["SAMap"], ["mnist"]) if table == "ownership" else (["SFMap"], ["mnist>usps"])
+    setting = "sa" if table == "ownership" else "sf"
+    asked = request(table, setting=setting, budget="cpu", chosen=chosen, seeds=[0, 1], what=what)
+    points = {"x": [0.0, 1.0], "y": [0.0, 1.0], "labels": [0, 0]}
+    watched = {"watch:mnist": 0.9, "watch:usps": 0.1}
+    record = {
+        **result(mnist=(0.9, 0.8), usps=(0.5, 0.1)),
+        "history": [{"step": 25, "seconds": 1.0, **watched}],
+        "watched_before": watched,
+        "points": dict.fromkeys(("mnist", "usps"), points),
+        "verdict": {"accuracy_clean": 0.9, "accuracy_marked": 0.1, "gap": 0.8, "p_value": 0.0, "holds": True},
+    }
+    results = made(tmp_path, asked, lambda cell: record if cell.seed == 0 else None)
+    if why == "failed":
+        for cell in KINDS[table].cells(asked):
+            if cell.seed:
+                results.store.fail(cell, InputError("no"))
+    rows = KINDS[table].build(asked, results).table.rows
+    own = [row for row in rows if row[1] != "mean" and "paper" not in row[:3]]
+    assert own
+    assert all(any(word.endswith(f"({why})") for word in row[:3]) for row in own)
+    assert not any("±" in text for row in own for text in row)
+    assert [row[4] for row in rows if table == "ownership" and row[1] == "mean"] in ([], ["..."])
+
+
+def test_the_source_model_has_a_cell_for_each_pair_whatever_is_asked_for_beside_it() -> None:
+    both, one = (
+        request("digits", budget="cpu", chosen=["SL"], what=what)
+        for what in (["mnist>usps", "mnist>svhn"], ["mnist>usps"])
+    )
+    assert set(KINDS["digits"].cells(one)) < set(KINDS["digits"].cells(both))
+
+
 def test_objects_show_the_degradation_beside_the_paper_s(tmp_path: Path) -> None:
     asked = request("objects", budget="cpu", setting="sf", chosen=["SFMap"], what=["cifar10>stl10"])
     results = made(tmp_path, asked, lambda _: result(cifar10=(0.8, 0.76), stl10=(0.6, 0.3)))
@@ -288,6 +324,11 @@ def test_figures_can_be_drawn(tmp_path: Path, table: str) -> None:
             for name in ("vgg99", "a/b")
         ),
         ({"table": "digits", "budget": "cpu", "what": ["mnist>cifar10"]}, ["cifar10 can't be a target of mnist"]),
+        ({"table": "digits", "budget": "cpu", "what": ["mnist>usps+usps"]}, ["a target is there twice"]),
+        (
+            {"table": "digits", "budget": "cpu", "setting": "df", "what": ["mnist>usps+svhn", "mnist>usps"]},
+            ["usps is a target of mnist in 2 pairs"],
+        ),
         ({"table": "digits", "budget": "cpu", "what": ["mnits>usps"]}, ["unknown domain 'mnits'", "'mnist'"]),
         ({"table": "digits", "budget": "cpu", "seeds": [-1]}, ["--seeds: -1"]),
         ({"table": "backbones", "budget": "cpu", "what": ["vgg12"]}, ["vgg12"]),

@@ -122,7 +122,7 @@ class Cells:
         wanted = _settings(cell)
         made = found.get("cell")
         if made != wanted:
-            self.announce(f"{path}: made with other settings ({_differing(made, wanted)}); computed anew")
+            self.announce(f"{path}: made with other settings ({_differing(made, wanted)}); not used")
             return None
         return found
 
@@ -199,7 +199,7 @@ def read_record(path: Path, announce: Callable[[str], None] = lambda _: None) ->
     except FileNotFoundError:
         return None
     except (ValueError, OSError):
-        announce(f"{path}: damaged; computed anew")
+        announce(f"{path}: damaged; not used")
         return None
     return found
 

@@ -24,6 +24,7 @@ from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.table import evaluate
 from modelfence.methods.loop import WARNING
 from modelfence.methods.sfmap import SFMap
+from modelfence.methods.state import load_state
 from modelfence.models.autocast import resolve_precision
 from modelfence.monitor import Watch
 from modelfence.protect import Protection, protect
@@ -52,16 +53,16 @@ class Worker:
             NonFiniteError: A loss became NaN or infinite.
             Interrupted: It was stopped; the state was saved.
         """
-        start = time.time()
         model = self._source_model(cell, 0)
-        parts = {name: parts_of(name, cell.size, cell.scale) for name in (cell.source, *cell.targets)}
         references = [] if cell.job != "ownership" else self._references(cell)
+        start = time.time()
+        parts = {name: parts_of(name, cell.size, cell.scale) for name in (cell.source, *cell.targets)}
         watched = _watched(cell, parts)
-        learned = None if cell.method == SOURCE_MODEL else self._learn(cell, model, parts, watched)
+        learned, earlier = (None, 0.0) if cell.method == SOURCE_MODEL else self._learn(cell, model, parts, watched)
         result = self._measured(cell, model, parts, learned, references)
         if watched is not None:
             result["watched_before"] = Watch.of(model, watched)(model)
-        seconds = round(time.time() - start, 1)
+        seconds = round(time.time() - start + earlier, 1)
         return {**result, "seconds": seconds, "machine": machine(), "line": f"{result['line']} | {seconds:.0f} s"}
 
     def _source_model(self, cell: Cell, seed: int) -> nn.Module:
@@ -74,8 +75,8 @@ class Worker:
 
     def _learn(
         self, cell: Cell, model: nn.Module, parts: dict[str, Parts], watch: dict[str, Domain] | None
-    ) -> Protection:
-        """Learn, going on from the state that a killed process left."""
+    ) -> tuple[Protection, float]:
+        """Learn, going on from the state that a killed process left; return with it that one's seconds of learning."""
         config = cell.configurations["configuration"]
         state = self._state(cell)
         given = self._given(cell, model, parts)
@@ -87,15 +88,16 @@ class Worker:
             return protect(model, image=image, method=config, output=state, resume=resume, **given, **rest)
 
         if not file.exists():
-            return learn(resume=False)
+            return learn(resume=False), 0.0
         try:
-            return learn(resume=True)
+            earlier = float(load_state(file)[1]["spent"])
+            return learn(resume=True), earlier
         except InputError as error:
             if isinstance(error.__cause__, OSError):  # a full disk, say: what is saved is good
                 raise
             self.announce(f"{cell.name}: its saved state can't be used ({error}); learned anew")
         file.unlink(missing_ok=True)
-        return learn(resume=False)
+        return learn(resume=False), 0.0
 
     def _warn(self, cell: Cell) -> Announce:
         """Pass on warnings alone: many cells run at once."""

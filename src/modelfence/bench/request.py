@@ -71,7 +71,15 @@ class Request:
         """
         if self not in _asked(folder):
             write_record(folder / f"{self.name}-{time.time_ns()}-{uuid.uuid4().hex[:8]}.json", asdict(self))
-        return next(whole for whole in saved_requests(folder) if whole.name == self.name)
+        return self.with_earlier(folder)
+
+    def with_earlier(self, folder: Path) -> "Request":
+        """Return this request with all that was asked for of its table earlier; nothing is written.
+
+        Args:
+            folder: The folder of requests.
+        """
+        return self.joined(next((whole for whole in saved_requests(folder) if whole.name == self.name), self))
 
 
 _LISTS = ("methods", "seeds", "what")
@@ -122,6 +130,16 @@ class Results:
         if not left:
             return ""
         return FAILED if self.failed(left) else OPEN
+
+    def marked(self, word: str, cells: Sequence[Cell]) -> str:
+        """Return the first word of a row, with the reason where its numbers aren't those of all its cells.
+
+        Args:
+            word: Such as the method's name.
+            cells: What the row is made of.
+        """
+        state = self.state(cells)
+        return f"{word} ({state})" if state else word
 
     def failed(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return those cells that failed the last time."""

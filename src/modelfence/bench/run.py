@@ -1,5 +1,6 @@
 """A sweep from request to tables: domains looked for, cells run, tables and figures merged."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,8 @@ class Merged:
 
     Attributes:
         tables: By the name of their files.
-        failed: Cells that failed the last time they ran.
-        open: How many cells aren't finished, those included.
+        failed: Of the cells that count, those that failed the last time they ran.
+        open: How many of those cells aren't finished, failed ones included.
         killed: Processes that ended before their work was done.
     """
 
@@ -74,6 +75,7 @@ def run(
     require_domains(name for cell in cells for name in (cell.source, *cell.targets))
     if processes < 1:
         raise InputError(f"--processes is {processes}; at least 1 is needed")
+    cells_of([request.with_earlier(work / REQUESTS) for request in requests])  # they have to fit into one table
     whole = [request.save(work / REQUESTS) for request in requests]
     began, killed = time.time(), 0
     if processes == 1:
@@ -83,7 +85,7 @@ def run(
             announce(f"{len(outcome.elsewhere)} cells are left to other processes that are at work on them")
     else:
         killed = run_processes(cells, work, began, processes, announce)
-    merged = merge(work, whole)
+    merged = merge(work, whole, judged=cells_of(requests), announce=announce)
     merged.killed = killed
     return merged
 
@@ -116,12 +118,20 @@ def sweep_here(cells: Sequence[Cell], work: Path, began: float, announce: Announ
     return sweep(cells, store, worker, began=began, announce=announce, finished=worker.finished)
 
 
-def merge(work: Path, requests: Sequence[Request] | None = None) -> Merged:
+def merge(
+    work: Path,
+    requests: Sequence[Request] | None = None,
+    *,
+    judged: Sequence[Cell] | None = None,
+    announce: Announce = lambda _: None,
+) -> Merged:
     """Write the tables and figures of a work folder from its finished cells.
 
     Args:
         work: The work folder.
         requests: Which tables; by default all that were ever asked for in this folder.
+        judged: The cells whose failures and absence count; by default all of the tables'.
+        announce: Told in one line of each cell whose file isn't used.
 
     Raises:
         InputError: Nothing was asked for in this folder.
@@ -133,7 +143,7 @@ def merge(work: Path, requests: Sequence[Request] | None = None) -> Merged:
             f"{work}: no tables were asked for in this folder; run one first, such as: modelfence bench digits"
         )
     merged = Merged()
-    results = Results(Cells(work / CELLS))
+    results = Results(Cells(work / CELLS, functools.cache(announce)))
     for request in asked:
         kind = KINDS[request.table]
         built = kind.build(request, results)
@@ -142,9 +152,10 @@ def merge(work: Path, requests: Sequence[Request] | None = None) -> Merged:
         for name, draw in built.figures.items():
             save_figure(draw(), work / TABLES, f"{request.name}-{name}")
     cells = cells_of(asked)
-    merged.failed = results.failed(cells)
-    merged.open = sum(results.store.read(cell) is None for cell in cells)
-    lines = [f"- {cell.name}: {results.store.error(cell)}" for cell in merged.failed]
+    own = cells if judged is None else judged
+    merged.failed = results.failed(own)
+    merged.open = sum(results.store.read(cell) is None for cell in own)
+    lines = [f"- {cell.name}: {results.store.error(cell)}" for cell in results.failed(cells)]
     if lines:
         atomic_write(work / TABLES / "failed.md", "\n".join(["Cells that failed:", "", *lines, ""]))
     else:

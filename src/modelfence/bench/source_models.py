@@ -130,7 +130,9 @@ def _trained(folder: Path, wanted: SourceModel, announce: Callable[[str], None])
     history = train(model, parts.train, parts.validation, config)
     seconds = round(time.time() - start, 1)
     extra = {"domain": wanted.domain, "seed": wanted.seed, "seconds": seconds, "history": history}
-    save_model(folder, model, reference=wanted.network, args=wanted.args, classes=wanted.classes, image=image, extra=extra)
+    save_model(
+        folder, model, reference=wanted.network, args=wanted.args, classes=wanted.classes, image=image, extra=extra
+    )
     best = max(row["validation_accuracy"] for row in history)
     announce(f"{wanted.network} on {wanted.domain}: {100 * best:.1f} %, {seconds:.0f} s")
     return model

@@ -71,7 +71,7 @@ def run_merge(out: str, console: Console) -> int:
     Returns:
         The exit code.
     """
-    return _shown(merge(Path(out)), Path(out), console)
+    return _shown(merge(Path(out), announce=console.note), Path(out), console)
 
 
 def _shown(merged: Merged, work: Path, console: Console) -> int:

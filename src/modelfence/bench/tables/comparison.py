@@ -78,7 +78,8 @@ def compare(
         numbers = [numbers_of(*pair, unprotected=line.unprotected) for pair in _pairs(line, made)]
         texts = _texts(numbers, results.state(line.cells))
         theirs = [UNDEFINED if line.printed is None else spread([line.printed])] if printed else []
-        rows.append([*line.words, *texts, *theirs])
+        first, *rest = line.words
+        rows.append([results.marked(first, line.cells), *rest, *texts, *theirs])
         records += _records(request, words, line, numbers)
         if numbers:
             after = [sum(one[place] for one in numbers) / len(numbers) for place in (1, 3)]

@@ -82,7 +82,7 @@ def build(request: Request, results: Results) -> Built:
                 texts = [spread(values) if values else results.state(mine) or OPEN for values in by_share]
                 rows.append(
                     [
-                        paper.title(method),
+                        results.marked(paper.title(method), mine),
                         f"{paper.short(name)}{among}",
                         *texts,
                         *(when if name == pair[0] else ["", ""]),

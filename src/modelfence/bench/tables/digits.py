@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from modelfence.bench.rendering import UNDEFINED, Table, record_of, spread
 from modelfence.bench.request import Request, Results
 from modelfence.bench.tables.kind import Accuracies, Built, Kind, accuracies_by_seed, cells_of, cost_note, pairs_of
 from modelfence.bench.tables.times import times_notes
+from modelfence.errors import InputError
 from modelfence.evaluation import metrics
 
 DOMAINS = ("mnist", "usps", "svhn", "mnist_m")
@@ -42,24 +44,21 @@ def cells(request: Request) -> list[Cell]:
     """Return the cells of the table, seed by seed, so that a table of one seed is there early.
 
     Args:
-        request: What was asked for.
+        request: What was asked for, now and earlier in the same folder.
+
+    Raises:
+        InputError: Two masks of one source have the same target.
     """
-    found = [
-        cell
-        for method in request.methods
-        for pair in _pairs(request, method)
-        for cell in cells_of(request, pair, method)
-    ]
-    return sorted(dict.fromkeys(found), key=lambda cell: cell.seed)
-
-
-def _pairs(request: Request, method: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the pairs; of the source model, one with all targets for each source."""
-    pairs = pairs_of(request)
-    if method != methods.SOURCE_MODEL:
-        return pairs
-    sources = dict.fromkeys(source for source, _ in pairs)
-    return [(one, tuple(name for source, names in pairs if source == one for name in names)) for one in sources]
+    pairs = dict.fromkeys(pairs_of(request))
+    both = Counter((source, target) for source, targets in pairs for target in targets)
+    for (source, target), times in both.items():
+        if times > 1:
+            raise InputError(
+                f"--pairs: {target} is a target of {source} in {times} pairs, and the table has one place for it; give "
+                "each its own --out"
+            )
+    found = [cell for method in request.methods for pair in pairs for cell in cells_of(request, pair, method)]
+    return sorted(found, key=lambda cell: cell.seed)
 
 
 def build(request: Request, results: Results) -> Built:
@@ -113,7 +112,7 @@ class _Rows:
         }
         words = [paper.title(method), paper.short(source)]
         texts = _texts(by_seed, self.domains, state, changed=changed)
-        self.rows.append([*words, f"ours ({state})" if state else "ours", *texts, *_drops(whole)])
+        self.rows.append([*words, self.results.marked("ours", mine), *texts, *_drops(whole)])
         self.records += _records(self.request, method, source, "ours", by_seed, whole)
         printed = paper.row(self.request.setting, method, source)
         if printed is not None:

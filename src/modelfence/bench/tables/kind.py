@@ -114,7 +114,8 @@ def parsed(text: str) -> Pair:
         text: The text.
 
     Raises:
-        InputError: It isn't of that form, a domain isn't known, or the two have different classes.
+        InputError: It isn't of that form, a target is there twice, a domain isn't known, or the two have different
+            classes.
 
     Example:
         >>> parsed("mnist>usps+svhn")
@@ -124,6 +125,8 @@ def parsed(text: str) -> Pair:
     targets = tuple(rest.split("+"))
     if not arrow or not source or not all(targets):
         raise InputError(f"--pairs: {text!r:.60}: source>target is needed, such as 'mnist>usps'")
+    if len(set(targets)) < len(targets):
+        raise InputError(f"--pairs: {text!r:.60}: a target is there twice")
     for name in targets:
         if catalog.lookup(source).family != catalog.lookup(name).family or name == source:
             raise InputError(f"--pairs: {text!r:.60}: {name} can't be a target of {source}: other classes, or the same")

@@ -71,10 +71,16 @@ def build(request: Request, results: Results) -> Built:
             used += made
             verdicts = [record["verdict"] for record in made]
             theirs = paper.ownership(domain, method)
+            state = results.state(mine)
             rows.append(
-                [paper.title(method), paper.short(domain), *_ours(verdicts, results.state(mine)), *_paper(theirs)]
+                [
+                    results.marked(paper.title(method), mine),
+                    paper.short(domain),
+                    *_ours(verdicts, state),
+                    *_paper(theirs),
+                ]
             )
-            gaps += [sum(one["gap"] for one in verdicts) / len(verdicts)] if verdicts else []
+            gaps += [] if state else [sum(one["gap"] for one in verdicts) / len(verdicts)]
             printed += [theirs[1] - theirs[0]] if theirs else []
             records += _records(request, method, domain, verdicts, theirs)
         whole = len(gaps) == len(request.what)

@@ -79,9 +79,9 @@ def build(request: Request, results: Results) -> Built:
                 if values:
                     records.append(record_of(values, table=request.name, method=method, domain=name))
             short = [paper.short(name) for name in (source, *targets)]
+            title = results.marked(paper.title(method), mine)
             rows += [
-                [paper.title(method), f"{short[0]} -> {paper.short(target)}", texts[source], texts[target]]
-                for target in targets
+                [title, f"{short[0]} -> {paper.short(target)}", texts[source], texts[target]] for target in targets
             ]
             if made:
                 among = f", {' -> '.join(short)}" if len(request.what) > 1 else ""
