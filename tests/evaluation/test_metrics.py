@@ -45,6 +45,13 @@ def test_an_undefined_row_makes_the_table_undefined():
     assert math.isnan(metrics.mean_st_d([]))
 
 
+def test_targets_with_nothing_to_protect_are_left_out_of_a_mean_closure():
+    pairs = [(0.9, 0.5), (0.14, 0.1), (0.2, 0.05)]
+    assert metrics.mean_closure([metrics.closure(*pair, 0.1) for pair in pairs]) == pytest.approx((0.5 + 1.5) / 2)
+    assert math.isnan(metrics.mean_closure([math.nan]))
+    assert math.isnan(metrics.mean_closure([]))
+
+
 def test_row_sums_targets_before_the_ratio():
     # Targets 0.8 -> 0.2 and 0.2 -> 0.2: summed drop 0.6 of 1.0; a mean of ratios would give 0.375.
     assert metrics.st_d(1.0, 0.94, [0.8, 0.2], [0.2, 0.2]) == pytest.approx(0.06 / 0.6)

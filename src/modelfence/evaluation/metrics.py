@@ -200,3 +200,20 @@ def closure(before: float, after: float, chance: float) -> float:
     if not before - chance >= PROTECTABLE_MARGIN - _ROUNDING:
         return math.nan
     return (before - after) / (before - chance)
+
+
+def mean_closure(closures: Sequence[float]) -> float:
+    """Return the closure of several targets: the mean over those that had something to protect.
+
+    Args:
+        closures: See :func:`closure`.
+
+    Returns:
+        The mean of those that aren't NaN; NaN without any.
+
+    Example:
+        >>> mean_closure([0.5, math.nan, 1.0])
+        0.75
+    """
+    defined = [value for value in closures if not math.isnan(value)]
+    return math.fsum(defined) / len(defined) if defined else math.nan

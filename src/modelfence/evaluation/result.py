@@ -82,12 +82,12 @@ class Evaluation:
     @property
     def closure(self) -> float:
         """Mean closure over the unauthorized domains that had something to protect; NaN without any."""
-        return _mean_defined([score.closure for score in self.unauthorized])
+        return metrics.mean_closure([score.closure for score in self.unauthorized])
 
     @property
     def closure_refreshed(self) -> float:
         """Mean closure after refresh over the unauthorized domains where it is defined; NaN without any."""
-        return _mean_defined([score.closure_refreshed for score in self.unauthorized])
+        return metrics.mean_closure([score.closure_refreshed for score in self.unauthorized])
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat record per domain, JSON-ready: numbers as fractions, NaN as None.
@@ -192,8 +192,3 @@ def _json_number(value: Any) -> Any:
 def _relative_drop(scores: tuple[DomainScore, ...]) -> float:
     pairs = [(score.before.accuracy, score.accuracy) for score in scores if score.before]
     return metrics.relative_drop(math.fsum(b for b, _ in pairs), math.fsum(a for _, a in pairs))
-
-
-def _mean_defined(values: list[float]) -> float:
-    defined = [value for value in values if not math.isnan(value)]
-    return math.fsum(defined) / len(defined) if defined else math.nan
