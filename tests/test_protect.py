@@ -1,7 +1,6 @@
 """protect() from end to end on synthetic domains, and everything it refuses before it starts."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -436,14 +435,14 @@ def test_a_loss_that_explodes_names_step_and_term(tmp_path):
         run(copy.deepcopy(Fragile()), batch_size=32)
 
 
-def test_saving_over_an_earlier_result_leaves_nothing_of_it(tmp_path: Path) -> None:
-    kept = {"weight": torch.ones(2, 4, dtype=torch.bool)}
-    model = nn.Linear(4, 2)
-    mask = Mask.of(model, kept)
-    config = SAMap(steps=1)
-    Protection(mask.apply(model), mask, {"a": mask, "b": mask}, [], config).save(tmp_path)
-    (tmp_path / "README.md").write_text('library_name: "modelfence"')
-    assert (tmp_path / "mask" / "1" / "mask.json").exists()
-    Protection(mask.apply(model), mask, {}, [], config).save(tmp_path)
-    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert names == ["history.csv", "mask/mask.json", "mask/mask.safetensors", "model.safetensors", "report.json"]
+@pytest.mark.parametrize("where", ["unauthorized", "watch"])
+def test_classes_in_another_order_are_refused(where: str) -> None:
+    def domain(name: str, *classes: str) -> IndexedDomain:
+        images, labels = toy.blobs(seed=1).tensors
+        return IndexedDomain(name, images.__getitem__, len(images), labels=labels, classes=classes)
+
+    names = [f"class {number}" for number in range(10)]
+    source, other = domain("a", *names), domain("b", *names[1:], names[0])
+    given: dict[str, Any] = {"unauthorized": source, "watch": source, where: {"b": other}}
+    with pytest.raises(InputError, match="domain 'b': class 0 is 'class 1', for domain 'a' it is 'class 0'"):
+        protect(toy.trained(), authorized=source, method=SAMap(**TINY), **given)

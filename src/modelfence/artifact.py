@@ -24,7 +24,7 @@ from modelfence.methods.config import LearnConfig
 from modelfence.methods.registry import settings_of
 from modelfence.methods.samples import Sample, Synthetic
 from modelfence.models.load import WEIGHTS_FILE, LoadedModel, save_model
-from modelfence.models.weights import without_ties
+from modelfence.models.weights import apart
 from modelfence.report.card import model_card
 from modelfence.report.sheets import contact_sheet
 from modelfence.results import CARD, HISTORY, MASK, REPORT, SHEETS, SYNTHETIC, replacing
@@ -171,9 +171,8 @@ def read_synthetic(folder: Path) -> dict[str, Sample]:
 def _write_model(folder: Path, artifact: Artifact, method: str) -> None:
     origin = artifact.origin
     if origin is None:
-        weights, _ = without_ties(artifact.model.state_dict())
-        plain = {name: value.cpu() for name, value in weights.items()}
-        atomic_write(folder / WEIGHTS_FILE, safetensors_bytes(plain, metadata={"format": "pt"}))
+        weights = safetensors_bytes(apart(artifact.model.state_dict()), metadata={"format": "pt"})
+        atomic_write(folder / WEIGHTS_FILE, weights)
         return
     save_model(
         folder,

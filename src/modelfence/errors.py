@@ -32,6 +32,16 @@ class Interrupted(ModelfenceError):  # noqa: N818 (not an error: the run was sto
     """The run was stopped by the user: learning after its state was saved, a sweep between its cells."""
 
 
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of what an error says, at most 200 characters of it, or its type where it says nothing.
+
+    Example:
+        >>> first_line(ValueError("no\nmore")), first_line(AssertionError())
+        ('no', 'AssertionError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known names are close to a mistyped one.
 

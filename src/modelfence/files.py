@@ -113,11 +113,9 @@ def prepare_output(folder: Path, *, force: bool = False, resume: bool = False) -
 
     Raises:
         InputError: The folder isn't empty and neither flag was given, or it is a file.
-        ArtifactError: The folder can't be made.
+        ArtifactError: The folder can't be made or written.
     """
-    usable_path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file, not a folder; name another output folder")
+    writable_folder(folder, "output")
     try:
         if folder.is_dir() and any(folder.iterdir()) and not (force or resume):
             remedy = "use --force to replace it, or --resume where a run can go on"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import modelfence.methods  # noqa: F401 (registers the methods)
+from modelfence.data.class_names import check_class_names
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.files import versions, writable_folder
@@ -21,7 +22,7 @@ from modelfence.methods.loop import WARNING, Monitor, Row, Session, row_kept
 from modelfence.methods.registry import Method, method_for
 from modelfence.methods.retraining import with_weights
 from modelfence.methods.samples import Synthetic, together
-from modelfence.methods.state import state_file
+from modelfence.methods.state import state_file, states_of
 from modelfence.models.autocast import attention_in_float32
 from modelfence.monitor import HeldOut, Watch, check_images
 
@@ -175,7 +176,9 @@ def protect(
         targets["watermark"] = _marked(source, ownership, image, targets)
     held_out = _held_out(found, base, source, targets, config, image)
     apart = held_out if found.labels and config.held_out else None
-    watched = None if watch is None else Watch.of(base, as_named_domains(watch, image, argument="watch"))
+    seen = {} if watch is None else as_named_domains(watch, image, argument="watch")
+    check_class_names([*([] if source is None else [source]), *targets.values(), *seen.values()])
+    watched = Watch.of(base, seen) if seen else None
     fabric = fabric or default_fabric(config.precision)
     session = Session(
         fabric=fabric,
@@ -218,7 +221,7 @@ def _one_each(
     watched: Watch | None,
 ) -> Protection:
     if session.state_file is not None and not session.resume and session.fabric.is_global_zero:
-        for left_over in session.state_file.parent.glob("state-*.safetensors"):
+        for left_over in states_of(session.state_file.parent):
             left_over.unlink()  # of another run: one that stops in an earlier mask would go on with it
     masks: dict[str, Mask] = {}
     history: list[Row] = []

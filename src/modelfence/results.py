@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from modelfence.errors import ArtifactError, InputError
 from modelfence.files import usable_path
+from modelfence.methods.state import states_of
 from modelfence.models.load import RECORD_FILE, WEIGHTS_FILE
 
 REPORT, HISTORY, CARD, RUN, MASK, STATE = "report.json", "history.csv", "README.md", "run.toml", "mask", "state"
@@ -26,7 +28,8 @@ _FIGURES = tuple(
 )
 _SHEETS = tuple(f"{SHEETS}/{part}.png" for part in _PARTS)
 _RESULTS = (REPORT, WEIGHTS_FILE, RECORD_FILE, HISTORY, CARD, RUN, SYNTHETIC, *_SHEETS, _PAGE, *_FIGURES)
-_STATES = (f"{STATE}.safetensors", f"{STATE}-*.safetensors", f".{STATE}*", "synthetic/*.safetensors")
+_CUT_SHORT = re.compile(r"\.state(-\d+)?\.safetensors\.[0-9a-f]{8}")  # by a kill while a state was written
+_KEPT_IMAGES = re.compile(r"(generated|translated|restyled)-[0-9a-f]{16}\.safetensors")
 # What a text of ours has in it. Any other file is ours where one of the first four is beside it, or in its result.
 _MARKS = {
     RECORD_FILE: '"made_with"',
@@ -48,7 +51,9 @@ def results_in(folder: Path) -> list[Path]:
 
 def states_in(folder: Path) -> list[Path]:
     """Return the saved states of a run in a folder, the newest last."""
-    found = [path for pattern in _STATES for path in folder.glob(pattern) if path.is_file()]
+    found = states_of(folder)
+    for place, names in ((folder, _CUT_SHORT), (folder / SHEETS, _KEPT_IMAGES)):
+        found += [path for path in (place.iterdir() if place.is_dir() else ()) if names.fullmatch(path.name)]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -72,8 +77,8 @@ def refuse_foreign(folder: Path) -> None:
         InputError: There is such a file; the text names it.
     """
     for place in (folder, folder / UNFINISHED, folder / FINISHED):
-        for name in (*_RESULTS, *(f"{MASK}/{name}" for name in _MASK_FILES), f"{STATE}.safetensors"):
-            path = usable_path(place / name)
+        names = (*_RESULTS, *(f"{MASK}/{name}" for name in _MASK_FILES), f"{STATE}.safetensors")
+        for path in (*(usable_path(place / name) for name in names), *states_of(place)):
             if path.is_dir() or (path.is_file() and not _is_ours(path, place)):
                 raise InputError(f"{path}: wasn't written by modelfence; move it away, or name another output folder")
 
@@ -137,12 +142,12 @@ def finish(folder: Path) -> None:
         if (staged / REPORT).is_file():
             remove([*results_in(folder), *states_in(folder), *states_in(staged), *staged.rglob(".*.????????")])
             _tidy(folder)
-            os.replace(staged, ready)
-        for path in reversed(results_in(ready)):
-            goal = folder / path.relative_to(ready)
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, goal)
-        _tidy(ready)
+            _tidy(ready)
+            if ready.exists():  # somebody else's file is in it
+                _move(staged, ready)
+            else:
+                os.replace(staged, ready)
+        _move(ready, folder)
     except OSError as error:
         raise ArtifactError(f"{folder}: the new result in it can't be moved ({error}); go on with --resume") from error
 
@@ -152,6 +157,15 @@ def is_finished(folder: Path) -> bool:
     if (folder / UNFINISHED / RUN).exists() and not (folder / UNFINISHED / REPORT).exists():
         return False
     return any((folder / place / REPORT).exists() for place in (UNFINISHED, FINISHED, ""))
+
+
+def _move(place: Path, goal: Path) -> None:
+    """Move the files of a result to another folder, ``report.json`` last."""
+    for path in reversed(results_in(place)):
+        there = goal / path.relative_to(place)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, there)
+    _tidy(place)
 
 
 def _remove_results(staged: Path) -> None:

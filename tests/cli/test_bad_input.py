@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
+from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import IMAGE, Invoke, assert_bad_input, image_folder
 from torch import nn
@@ -59,6 +60,47 @@ def test_the_same_classes_in_another_order(protect: Protect, invoke: Invoke, tmp
     folder = image_folder(tmp_path / "ward")
     result = protect(model=model, unauthorized=folder)
     assert_bad_input(result, "domain 'ward': class 0 is 'class_0', for the model it is 'class_1'", "same order")
+
+
+def test_evaluate_checks_class_names_against_the_model_s(invoke: Invoke, tmp_path: Path) -> None:
+    network = create_model("small_vgg_bn", 3, IMAGE)
+    extra = {"class_names": ["cat", "dog", "fox"]}
+    save_model(tmp_path / "model", network, reference="small_vgg_bn", classes=3, image=IMAGE, extra=extra)
+    folder = image_folder(tmp_path / "ward", classes=3)
+    for number, name in enumerate(("cat", "fox", "owl")):
+        (folder / f"class_{number}").rename(folder / name)
+    result = invoke("evaluate", tmp_path / "model", folder)
+    assert_bad_input(result, "domain 'ward': class 2 is 'owl', which the model doesn't have")
+
+
+def test_parts_of_other_classes_are_refused_before_training(invoke: Invoke, tmp_path: Path) -> None:
+    image_folder(tmp_path / "ward" / "train", classes=3, each=6)
+    image_folder(tmp_path / "ward" / "test", classes=2)
+    arguments = ("--network", "small_vgg_bn", "--image-size", 16, "--output", "out")
+    result = invoke("train", "--domain", tmp_path / "ward", *arguments)
+    assert_bad_input(result, "its parts 'train' and 'test' don't have the same classes (class_2)")
+    assert "training" not in result.stderr
+    assert not Path("out").exists()
+
+
+def test_test_labels_beyond_the_classes_are_refused_before_training(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "ward").mkdir()
+    pixels = [[[10 * row] * 16] * 16 for row in range(12)]
+    for name, labels in (("train", [0, 1] * 6), ("test", [0, 1, 2] * 4)):
+        table = {"image": pixels, "label": labels}
+        Dataset.from_dict(table).to_parquet(tmp_path / "ward" / f"{name}.parquet")
+    arguments = ("--network", "small_vgg_bn", "--image-size", 16, "--output", "out")
+    result = invoke("train", "--domain", tmp_path / "ward", *arguments)
+    assert_bad_input(result, "label 2 of image 2 is outside 0..1")
+    assert "training" not in result.stderr
+
+
+def test_a_folder_with_a_test_part_alone_is_measured(invoke: Invoke, source: Path, tmp_path: Path) -> None:
+    image_folder(tmp_path / "ward" / "test")
+    result = invoke("evaluate", source, f"here={tmp_path / 'ward'}", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["scores"][0]["images"] == 20
+    assert "not divided" not in result.stderr
 
 
 def test_a_missing_split_and_an_empty_one(protect: Protect, tmp_path: Path) -> None:

@@ -131,10 +131,55 @@ def test_files_of_others_are_never_replaced(invoke: Invoke, protect_arguments: l
     assert contents(Path("out")) == {name: b"{}"}
 
 
+@pytest.mark.parametrize("verb", ["protect", "train"])
+def test_a_folder_that_can_not_be_written_is_named_before_any_work(
+    invoke: Invoke, protect_arguments: list[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    Path("out").mkdir()
+    monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path).name != "out")
+    result = invoke(*(protect_arguments if verb == "protect" else [*TRAIN, *QUICK]), "--output", "out")
+    assert_bad_input(result, "out: can't be written (no permission); name another output folder")
+    assert "loading" not in result.stderr
+    assert "training" not in result.stderr
+
+
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "history.csv").mkdir()
     with pytest.raises(InputError, match=r"history\.csv: wasn't written by modelfence"):
         refuse_foreign(tmp_path)
+
+
+def test_files_of_others_that_look_like_a_state_stay(tmp_path: Path) -> None:
+    names = ["state-dict.safetensors", ".state-of-things.txt", "states.safetensors", "synthetic/mine.safetensors"]
+    for name in names:
+        files.atomic_write(tmp_path / name, "x")
+    ours = ["synthetic/generated-0123456789abcdef.safetensors", ".state-3.safetensors.0a1b2c3d"]
+    for name in ours:
+        files.atomic_write(tmp_path / name, "x")
+    with replacing(tmp_path) as staged:
+        files.atomic_write(staged / "report.json", '{"format": 1}')
+    assert set(contents(tmp_path)) == {*names, "report.json"}
+
+
+def test_a_state_of_a_mask_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state-1.safetensors").write_bytes(b"x" * 20)
+    with pytest.raises(InputError, match=r"state-1\.safetensors: wasn't written by modelfence"):
+        refuse_foreign(tmp_path)
+
+
+def test_what_somebody_left_in_a_folder_of_ours_blocks_no_result(tmp_path: Path) -> None:
+    for number in range(3):
+        with replacing(tmp_path) as staged:
+            files.atomic_write(staged / "run.toml", "[output]")
+            files.atomic_write(staged / "mask" / "mask.json", f'"base_digest" {number}')
+            files.atomic_write(staged / "report.json", f'{{"format": {number}}}')
+        assert (tmp_path / "report.json").read_text() == f'{{"format": {number}}}'
+        assert (tmp_path / "mask" / "mask.json").read_text() == f'"base_digest" {number}'
+        for place in ("finished", "unfinished"):
+            files.atomic_write(tmp_path / place / ".DS_Store", "x")
+    assert set(contents(tmp_path)) == {
+        *("report.json", "run.toml", "mask/mask.json", "finished/.DS_Store", "unfinished/.DS_Store")
+    }
 
 
 def test_a_result_that_fails_half_way_leaves_the_earlier_one(tmp_path: Path) -> None:

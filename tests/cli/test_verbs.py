@@ -102,6 +102,18 @@ def test_a_folder_without_parts_is_measured_whole_and_that_is_said(invoke: Invok
         assert record.get("images", record.get("scores", [record])[0].get("images")) == 20
 
 
+def test_a_run_file_without_an_authorized_domain_is_measured_without_one(invoke: Invoke, source: Path) -> None:
+    Path("run.toml").write_text(
+        f'[model]\npath = "{source}"\n[data]\nunauthorized = {{other = "font_digits"}}\n'
+        '[data.watch]\nother = "font_digits"\n[evaluate]\nlimit = 10\n'
+    )
+    result = invoke("evaluate", "run.toml", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [(score["name"], score["role"]) for score in json.loads(result.stdout)["scores"]] == [
+        ("other", "unauthorized")
+    ]
+
+
 def test_doctor_finds_a_sound_model_sound(invoke: Invoke, source: Path) -> None:
     result = invoke("doctor", source)
     assert result.exit_code == 0, result.stderr

@@ -52,6 +52,40 @@ def test_a_tree_without_splits_is_used_whole(tmp_path, png, rgb_spec):
     assert first_values(as_domain(str(tmp_path), image=rgb_spec, split="test")) == [3, 1]
 
 
+@pytest.mark.parametrize("name", ["train", "test", "val", "dev"])
+def test_a_class_may_have_the_name_of_a_split(tmp_path, png, rgb_spec, name):
+    write_tree(tmp_path, png, {"bus": [1], "car": [2], name: [3]})
+    for split in ("train", "test"):
+        assert local_path(tmp_path, split) == ("folder", [tmp_path])
+    assert as_domain(str(tmp_path), image=rgb_spec).classes == ("bus", "car", name)
+    assert len(first_values(as_domain(str(tmp_path), image=rgb_spec, labelled=False))) == 3
+
+
+def test_splits_beside_other_folders_are_known_by_the_classes_in_them(tmp_path, png):
+    write_tree(tmp_path / "train", png, {"cat": [1]})
+    write_tree(tmp_path / "test", png, {"cat": [1]})
+    (tmp_path / "notes").mkdir()
+    assert local_path(tmp_path, "train") == ("folder", [tmp_path / "train"])
+    (tmp_path / "notes").rename(tmp_path / "train.old")
+    assert local_path(tmp_path, "test") == ("folder", [tmp_path / "test"])
+
+
+def test_splits_that_can_not_be_told_from_classes_are_refused(tmp_path, png):
+    write_tree(tmp_path, png, {"train": [1], "test": [2], "more": [3]})
+    with pytest.raises(InputError, match="test, train can be splits or classes"):
+        local_path(tmp_path, "train")
+
+
+def test_loose_images_may_have_the_name_of_a_split(tmp_path, png, rgb_spec):
+    (tmp_path / "test-0001.png").write_bytes(png(4))
+    assert first_values(as_domain(str(tmp_path), image=rgb_spec, labelled=False)) == [4]
+
+
+def test_a_folder_whose_name_looks_like_a_pattern(tmp_path, png, rgb_spec):
+    write_tree(tmp_path / "scans [v2]*", png, {"cat": [6]})
+    assert first_values(as_domain(str(tmp_path / "scans [v2]*"), image=rgb_spec)) == [6]
+
+
 def test_a_missing_split_lists_those_there_are(tmp_path, png):
     write_tree(tmp_path / "train", png, {"cat": [1]})
     write_tree(tmp_path / "val", png, {"cat": [1]})

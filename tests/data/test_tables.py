@@ -1,3 +1,5 @@
+import dataclasses
+
 import datasets
 import pytest
 import torch
@@ -184,5 +186,20 @@ def test_hub_names_are_passed_on(monkeypatch, png, rgb_spec):
 
 
 def test_encoded_takes_bytes_before_paths():
-    assert tables.encoded({"bytes": b"x", "path": "y"}) == b"x"
-    assert tables.encoded({"bytes": None, "path": "y"}) == "y"
+    assert tables.encoded({"bytes": b"x", "path": "y"}, "row 0") == b"x"
+    assert tables.encoded({"bytes": None, "path": "y"}, "row 0") == "y"
+
+
+@pytest.mark.parametrize("pixels", [[[0.0, 0.5]], [[0, 256]], [[-1, 0]], [[1, 2], [3]], [], [["a"]]])
+def test_pixels_in_lists_are_whole_numbers_of_a_byte(pixels):
+    with pytest.raises(InputError, match=r"^here: row 3: pixels in lists have to be whole numbers 0\.\.255"):
+        tables.encoded(pixels, "here: row 3")
+
+
+def test_pixels_in_lists_are_taken_as_they_are(rgb_spec):
+    dataset = Dataset.from_dict({"image": [[[0, 255], [7, 8]]] * 2, "label": [0, 1]})
+    grey = dataclasses.replace(rgb_spec, height=2, width=2)
+    assert values(as_domain(dataset, image=grey)) == [0, 0]
+    assert tables.encoded([[0, 255], [7, 8]], "x").tolist() == [[0, 255], [7, 8]]
+    with pytest.raises(InputError, match="row 0: pixels in lists"):
+        as_domain(Dataset.from_dict({"image": [[[0.5]]], "label": [0]}), image=rgb_spec)

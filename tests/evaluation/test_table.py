@@ -249,6 +249,27 @@ def test_images_for_the_refresh_need_no_labels(balanced):
         assert evaluate(model, {"a": plain}, refresh_on={"a": images}).scores[0].refreshed_accuracy == wanted
 
 
+def test_one_image_alone_has_no_refreshed_accuracy():
+    pictures, labels = torch.randn(40, 1, 2, 2), torch.randint(0, 4, (40,))
+    many, one = domain(pictures, labels), domain(pictures[:1], labels[:1])
+    table = evaluate(batch_norm_model(), {"many": many, "one": one}, before=batch_norm_model())
+    assert [score.refreshed_accuracy is None for score in table.scores] == [False, True]
+    assert math.isnan(table.scores[1].closure_refreshed)
+    assert "one" in str(table)
+    assert Evaluation.from_dict(json.loads(json.dumps(table.to_dict(), allow_nan=False))).scores == table.scores
+    with pytest.raises(InputError, match="at least two images, not 1"):
+        evaluate(batch_norm_model(), {"many": many}, refresh_on={"many": one})
+
+
+def test_classes_that_do_not_fit_together_are_refused():
+    domains = {
+        name: IndexedDomain(name, torch.zeros(4, 4, 1, 1).__getitem__, 4, labels=torch.arange(4), classes=classes)
+        for name, classes in (("a", tuple("wxyz")), ("b", tuple("wxzy")))
+    }
+    with pytest.raises(InputError, match="domain 'b': class 2 is 'z', for domain 'a' it is 'y'"):
+        evaluate(nn.Flatten(), domains)
+
+
 def test_two_models_must_have_the_same_classes(balanced):
     with pytest.raises(InputError, match="5 classes, the one before it 4"):
         evaluate(Constant(0, classes=5), {"a": balanced}, before=nn.Flatten())

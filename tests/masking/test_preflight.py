@@ -201,6 +201,42 @@ def test_what_is_no_classifier_is_refused(model, text):
         raise InputError(str(first))
 
 
+class Silent(nn.Sequential):
+    """Fails without saying why."""
+
+    def forward(self, images):
+        raise AssertionError
+
+
+class Without(nn.Sequential):
+    """Computes as for inference."""
+
+    @torch.no_grad()
+    def forward(self, images):
+        return super().forward(images)
+
+
+def test_an_error_without_a_text_is_named_by_its_type():
+    found = preflight(Silent(nn.Flatten(), nn.Linear(64, 2)), sample=torch.zeros(2, 1, 8, 8))
+    assert "fails on images of shape (2, 1, 8, 8) (AssertionError)" in str(found[0])
+
+
+def test_a_model_that_computes_without_gradients_is_refused():
+    model = Without(nn.Flatten(), nn.Linear(64, 2))
+    assert "computes its logits without gradients" in str(preflight(model, sample=torch.zeros(2, 1, 8, 8))[0])
+    assert preflight(model.requires_grad_(False), sample=torch.zeros(2, 1, 8, 8))[0].severity == "error"
+
+
+def test_a_model_that_rounds_its_images_can_be_masked():
+    model = nn.Sequential(Rounding(), nn.Flatten(), nn.Linear(64, 2)).requires_grad_(False)
+    assert preflight(model, sample=torch.zeros(2, 1, 8, 8)) == []
+
+
+class Rounding(nn.Module):
+    def forward(self, images):
+        return (images * 255).byte().float() / 255
+
+
 def test_the_image_spec_tries_the_forward_pass():
     spec = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3)
     assert "fails on images of shape (2, 3, 8, 8)" in str(preflight(image_net(), image=spec)[0])

@@ -8,8 +8,9 @@ from lightning_fabric import Fabric
 from tests.methods import toy
 from tests.methods.generating import GREY
 
-from modelfence import DFMap
+from modelfence import DFMap, protect
 from modelfence.data.sources import as_domain
+from modelfence.errors import InputError
 from modelfence.methods import dfmap
 from modelfence.methods.loop import Learned, Session
 
@@ -66,3 +67,22 @@ def test_drawings_are_kept_where_nothing_tells_what_the_source_looks_like(monkey
     assert len(material.near.pixels) == len(material.near.answers) == near + 96 * drawings_are_kept
     assert len(content) == near + 96 * (not drawings_are_kept)
     assert torch.equal((material.near.pixels if drawings_are_kept else content)[-96:], drawn)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "values", "text"),
+    [
+        ("cnn", 20, {}, "18 images, fewer than one batch of 32"),
+        ("mlp", 20, {"recipe": "paper", "batch_size": 40}, "18 images, fewer than one batch of 20"),
+        ("cnn", None, {"generated": 30, "translated": 0}, "27 images near .* 30 made at most; a step takes 32"),
+        ("mlp", None, {"generated": 6, "drawings": 64, "batch_size": 128}, "63 .* 70 made at most; a step takes 64"),
+    ],
+)
+def test_too_few_images_are_refused_before_any_is_made(monkeypatch, kind, given, values, text):
+    def judged(*_):
+        pytest.fail("work was begun")
+
+    monkeypatch.setattr(dfmap, "judge_of", judged)
+    source = None if given is None else toy.blobs(given)
+    with pytest.raises(InputError, match=text):
+        protect(toy.trained(kind), authorized=source, image=GREY, method=DFMap(**values))

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from modelfence.errors import ArtifactError, InputError
-from modelfence.models.weights import fill, plain_state, read_weights, refuse_non_finite, without_ties
+from modelfence.models.weights import apart, fill, plain_state, read_weights, refuse_non_finite
 
 
 class Tied(nn.Module):
@@ -168,21 +168,13 @@ def test_dtypes_are_the_models_unless_they_shall_be_kept():
     assert model[1].num_batches_tracked.dtype == torch.int64
 
 
-def test_a_tied_weight_is_kept_once():
-    state = Tied().state_dict()
-    kept, aliases = without_ties(state)
-    assert sorted(kept) == ["into.weight", "out.bias"]
-    assert aliases == {"out.weight": "into.weight"}
-    assert torch.equal(kept["into.weight"], state["out.weight"])
-
-
-def test_views_of_one_memory_and_empty_tensors_are_no_ties():
+def test_every_name_has_memory_of_its_own():
     whole = torch.arange(6.0)
-    kept, aliases = without_ties({"all": whole, "part": whole[:3], "turned": whole.view(2, 3).T, "none": whole[:0]})
-    assert not aliases
-    assert len({value.untyped_storage().data_ptr() for key, value in kept.items() if key != "none"}) == 3
-    assert all(value.is_contiguous() for value in kept.values())
-    assert not without_ties({"a": torch.zeros(0), "b": torch.zeros(0)})[1]
+    state = {"all": whole, "part": whole[:3], "turned": whole.view(2, 3).T, "none": whole[:0], **Tied().state_dict()}
+    found = apart(state)
+    assert equal(found, state)
+    assert len({value.untyped_storage().data_ptr() for key, value in found.items() if key != "none"}) == len(state) - 1
+    assert all(value.is_contiguous() for value in found.values())
 
 
 def test_a_tied_weight_is_filled_from_either_name_and_stays_tied():

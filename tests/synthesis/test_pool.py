@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from modelfence.errors import InputError
 from modelfence.synthesis import neighbours as module
+from modelfence.synthesis import pseudo_labels as labelling
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.pool import PseudoSource, synthesize
 from modelfence.synthesis.pseudo_labels import pseudo_labels
@@ -97,6 +98,21 @@ def test_pseudo_labels_by_hand():
     assert torch.allclose(labels.sum(1), torch.ones(40))
     hard = pseudo_labels(judge, pixels(), threshold=0.0, augmentations=3, seed=0)
     assert torch.equal(hard, torch.nn.functional.one_hot(probabilities.argmax(1), 4).float())
+
+
+def test_pseudo_labels_are_made_in_parts_that_stay_small(monkeypatch):
+    seen = []
+
+    def whole(images, *arguments, **values):
+        seen.append(len(images))
+        return images
+
+    monkeypatch.setattr(labelling, "warp", whole)
+    monkeypatch.setattr(labelling, "_PART", 16)
+    judge = Judge(classifier(), IMAGE)
+    labels = pseudo_labels(judge, pixels(), threshold=1.0, augmentations=2, seed=0)
+    assert seen == [16, 16, 16, 16, 8, 8]
+    assert torch.allclose(labels, judge.logits(pixels()).softmax(1), atol=1e-6)  # copies are the images themselves
 
 
 def test_what_everything_is_taken_for_is_not_recognized():

@@ -39,6 +39,7 @@ def command(
     from modelfence.cli.measured import Measured, labelled_in, measured_by
     from modelfence.cli.parts import load_test, note_undivided
     from modelfence.cli.reference import load, load_before, named_domains, run_of
+    from modelfence.data.class_names import check_class_names
     from modelfence.errors import InputError
     from modelfence.evaluation.table import evaluate
 
@@ -51,11 +52,13 @@ def command(
     loaded = load(run.model, run.image, model)
     measured = measured if given else measured.with_origin(loaded.extra)
     note_undivided(measured.domains, console)
+    tests = {name: load_test(name, text, loaded.image, loaded.classes) for name, text in measured.domains.items()}
+    check_class_names(list(tests.values()), loaded.extra.get("class_names"))
     table = evaluate(
         loaded.model,
-        {name: load_test(name, text, loaded.image, loaded.classes) for name, text in measured.domains.items()},
+        tests,
         before=load_before(before, loaded).model if before else None,
-        authorized=list(authorized or measured.authorized) or None,
+        authorized=list(authorized or measured.authorized) or (None if given else []),
         limit=run.evaluate.limit,
         batch_size=run.evaluate.batch_size,
         refresh_images=run.evaluate.refresh_images,

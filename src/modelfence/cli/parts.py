@@ -1,6 +1,6 @@
 """The parts of a domain that a run learns on, chooses by and measures on; no image is in two of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -52,7 +52,8 @@ def load_parts(name: str, text: str, data: DataTable, image: ImageSpec, classes:
         classes: The model's number of classes; None doesn't check it.
 
     Raises:
-        InputError: The domain can't be had, an image can't be decoded, or labels don't fit the classes.
+        InputError: The domain can't be had, an image can't be decoded, labels don't fit the classes, or the classes
+            of its parts differ.
     """
     whole = _load(name, text, "train", image, classes)
     split = _test_split(text)
@@ -60,6 +61,12 @@ def load_parts(name: str, text: str, data: DataTable, image: ImageSpec, classes:
         whole, test = whole.split(_TEST_SHARE, _TEST_SEED)
     else:
         test = _load(name, text, split, image, classes)
+        if whole.classes is not None and test.classes is not None and whole.classes != test.classes:
+            unlike = sorted(set(whole.classes) ^ set(test.classes)) or ["their order"]
+            raise InputError(
+                f"domain {name!r}: its parts 'train' and {split!r} don't have the same classes "
+                f"({', '.join(unlike[:5])}); labels would be mixed up"
+            )
     return Parts(*_divided(whole, data), test)
 
 
@@ -102,41 +109,6 @@ def note_undivided(domains: Mapping[str, str], console: Console) -> None:
         )
 
 
-def check_class_names(domains: Sequence[IndexedDomain], wanted: Sequence[str] | None = None) -> None:
-    """Refuse domains whose classes don't fit together: their labels would be mixed up.
-
-    The same names in another order are refused, and names of which some are the same. Names of which none is the same
-    may be other words for the same classes, such as "0" and "zero", which nothing here can tell.
-
-    Args:
-        domains: Domains of one run.
-        wanted: The model's class names, where they are known; otherwise those of the first domain.
-
-    Raises:
-        InputError: Names are the same but not their order, or only some are the same; the text names domain and class.
-    """
-    known, owner = (list(wanted), "the model") if wanted else (None, "")
-    for domain in domains:
-        if domain.classes is None:
-            continue
-        names = [name.casefold() for name in domain.classes]
-        if known is None:
-            known, owner = names, f"domain {domain.name!r}"
-        reference = [name.casefold() for name in known]
-        other = next((row for row, name in enumerate(names) if name not in reference), None)
-        if other is not None and not set(names).isdisjoint(reference):
-            raise InputError(
-                f"domain {domain.name!r}: class {other} is {domain.classes[other]!r}, which {owner} doesn't have; "
-                "all need the same classes in the same order"
-            )
-        if sorted(names) == sorted(reference) and names != reference:
-            place = next(row for row, pair in enumerate(zip(names, reference, strict=True)) if pair[0] != pair[1])
-            raise InputError(
-                f"domain {domain.name!r}: class {place} is {domain.classes[place]!r}, for {owner} it is "
-                f"{known[place]!r}; put the classes into the same order"
-            )
-
-
 def has_labels(text: str) -> bool:
     """Say whether a domain given as a text has labels, as far as its files tell; a catalog name has.
 
@@ -175,11 +147,8 @@ def _load(name: str, text: str, split: str, image: ImageSpec, classes: int | Non
 
 def _is_undivided(text: str) -> bool:
     """Say whether a domain is a local collection without a part to measure on."""
-    if text.startswith("hub:") or text in catalog.names():
-        return False
-    path = Path(text).expanduser()
     try:
-        return local_path(path, "test") == local_path(path, "train")
+        return _test_split(text) is None
     except InputError:  # there is no test split; to learn from, none is needed
         return False
 
@@ -191,7 +160,11 @@ def _test_split(text: str) -> str | None:
     path = Path(text).expanduser()
     for split in _TEST_SPLITS:
         try:
-            return split if local_path(path, split) != local_path(path, "train") else None
+            found = local_path(path, split)
         except InputError:
             continue
+        try:
+            return split if found != local_path(path, "train") else None
+        except InputError:  # there is this split alone
+            return split
     raise InputError(f"{text}: has no test split; name it one of {', '.join(_TEST_SPLITS)}")

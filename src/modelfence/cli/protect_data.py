@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from modelfence.cli.measured import labelled_in, measured_by
-from modelfence.cli.parts import Parts, check_class_names, load_images, load_parts, load_test
+from modelfence.cli.parts import Parts, load_images, load_parts, load_test
 from modelfence.cli.runfile import Run
 from modelfence.cli.tables import DataTable
+from modelfence.data.class_names import check_class_names
 from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.errors import InputError
 from modelfence.models.load import LoadedModel

@@ -17,7 +17,7 @@ from modelfence.cli.parts import load_parts
 from modelfence.cli.reference import image_option, load, load_untrained
 from modelfence.cli.runfile import Run, write_toml
 from modelfence.cli.tables import DataTable, ModelTable
-from modelfence.data.domain import IndexedDomain
+from modelfence.data.domain import IndexedDomain, check_labels
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.evaluation.table import evaluate
@@ -72,6 +72,9 @@ def _train(
     parts = load_parts(name, text, data, image, saved.classes if saved else model.classes)
     torch.manual_seed(run.train.seed)
     loaded = saved or load_untrained(model, image, model.classes or _classes(parts.train))
+    for part in (parts.train, parts.validation, parts.test):
+        if part.labels is not None:
+            check_labels(part.labels, name, count=loaded.classes)
     with console.progress(f"training {loaded.reference} on {len(parts.train):,} images", run.train.epochs) as advance:
         history = train(
             loaded.model,

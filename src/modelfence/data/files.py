@@ -28,9 +28,10 @@ def local_path(path: Path, split: str) -> tuple[str, list[Path]]:
         ``"parquet"``, ``"tar"`` or ``"folder"``, and its files; for a folder, the folder with the classes in it.
 
     Raises:
-        InputError: There is nothing there, it has other splits, or nothing in it is known.
+        InputError: There is nothing there, it has other splits, they can't be told from classes, or nothing in it is
+            known.
     """
-    if path.is_file() or any(letter in path.name for letter in "*?["):
+    if path.is_file() or (not path.is_dir() and any(letter in path.name for letter in "*?[")):
         found = [path] if path.is_file() else sorted(path.parent.glob(path.name))
         kinds = {file.suffix for file in found}
         if kinds in ({".parquet"}, {".tar"}):
@@ -44,14 +45,35 @@ def local_path(path: Path, split: str) -> tuple[str, list[Path]]:
             found = sorted(path.glob(pattern))
             if found:
                 return suffix[1:], found
-    if (path / split).is_dir():
+    divided = _split_folders(path)
+    if split in divided or (split not in _SPLIT_NAMES and (path / split).is_dir()):
         return "folder", [path / split]
-    return _whole(path, split)
+    return _whole(path, split, divided)
 
 
-def _whole(path: Path, split: str) -> tuple[str, list[Path]]:
+def _split_folders(path: Path) -> list[str]:
+    """Return the names of those sub-folders that are splits; a class may have such a name too, of vehicles "train".
+
+    Raises:
+        InputError: They can't be told apart.
+    """
+    folders = _folders_in(path)
+    found = [folder for folder in folders if folder.name in _SPLIT_NAMES]
+    names = [folder.name for folder in found]
+    if len(found) == len(folders) or any(_folders_in(folder) for folder in found):
+        return names
+    if len(found) > 1:
+        raise InputError(
+            f"{path}: {', '.join(names)} can be splits or classes; move what is beside them away, or name the one to "
+            "use"
+        )
+    return []
+
+
+def _whole(path: Path, split: str, divided: Sequence[str]) -> tuple[str, list[Path]]:
     """Take a folder as it is, unless it holds other splits."""
-    others = sorted({entry.name.split(".")[0].split("-")[0] for entry in path.iterdir()} & set(_SPLIT_NAMES))
+    files = {entry.name.split(".")[0].split("-")[0] for entry in path.iterdir() if entry.suffix in (".parquet", ".tar")}
+    others = sorted({*divided, *(files & set(_SPLIT_NAMES))})
     if others:
         raise InputError(f"{path}: has no split {split!r}; it has {', '.join(others)}")
     for suffix in (".parquet", ".tar"):

@@ -76,7 +76,7 @@ def _streamed(thing: Any, request: Request) -> Domain:
         thing = thing.cast_column(image, Image(decode=False))
 
     def pair(item: Mapping[str, object]) -> tuple[object, object]:
-        return encoded(item[image]), None if label is None else item[label]
+        return encoded(item[image], where), None if label is None else item[label]
 
     shuffled = thing.shuffle(seed=0, buffer_size=_SHUFFLE_BUFFER)  # set_epoch makes each pass differ
     classes = None if label is None else class_names(features[label])

@@ -25,24 +25,40 @@ class _Rows:
         self._where = where
 
     def read_many(self, indices: Sequence[int]) -> Sequence[object]:
-        return [encoded(value) for value in self._dataset[list(indices)][self._column]]
+        values = self._dataset[list(indices)][self._column]
+        return [encoded(value, self.where(index)) for index, value in zip(indices, values, strict=True)]
 
     def where(self, index: int) -> str:
         return f"{self._where}: row {index}"
 
 
-def encoded(value: object) -> object:
+def encoded(value: object, where: str) -> object:
     """Return what a stored image holds: bytes where there are some, else its path.
 
     Args:
         value: A mapping with ``bytes`` and ``path``, nested lists of pixels, or anything else, which is returned.
+        where: Where it comes from, for the error.
 
     Returns:
-        Bytes, a path, an array, or the value.
+        Bytes, a path, an array uint8, or the value.
+
+    Raises:
+        InputError: Pixels aren't whole numbers 0..255.
     """
     if isinstance(value, Mapping) and ("bytes" in value or "path" in value):
         return value.get("bytes") if value.get("bytes") is not None else value.get("path")
-    return np.asarray(value, dtype=np.uint8) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.zeros(0)
+    if array.dtype.kind not in "iu" or not array.size or not 0 <= int(array.min()) <= int(array.max()) <= 255:
+        raise InputError(
+            f"{where}: pixels in lists have to be whole numbers 0..255; store them so, or give float images by a torch "
+            "Dataset"
+        )
+    return array.astype(np.uint8)
 
 
 def table_records(

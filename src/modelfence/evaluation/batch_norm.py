@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from modelfence.errors import InputError
+from modelfence.errors import InputError, first_line
 from modelfence.masking.batch_mode import batch_norms
 from modelfence.masking.unwrap import unwrap
 
@@ -72,8 +72,7 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"the model ({type(model).__name__}) can't be copied ({reason}); "
+            f"the model ({type(model).__name__}) can't be copied ({first_line(error)}); "
             "make pruning or parametrization permanent first"
         ) from error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modelfence.data.domain import Domain
-from modelfence.errors import InputError, NonFiniteError
+from modelfence.errors import InputError, NonFiniteError, first_line
 from modelfence.evaluation import metrics
 from modelfence.evaluation.batch_norm import copied, refreshed
 from modelfence.evaluation.scores import ModelScore
@@ -57,7 +57,8 @@ class Runner:
         Args:
             networks: In eval mode, on the device.
             domain: Labelled images.
-            unlabelled: Where the images for the BatchNorm refresh come from.
+            unlabelled: Where the images for the BatchNorm refresh come from; where that is the domain itself and it
+                has one image, there is no refreshed accuracy.
             name: The domain's name, for errors.
             classes: Number of classes K.
 
@@ -68,7 +69,8 @@ class Runner:
             InputError: A label is missing or out of range, or there are too few images.
             NonFiniteError: A network gives no finite output at all.
         """
-        twins = self._twins(networks, unlabelled, name)
+        alone = unlabelled is domain and len(next(iter(domain.once(2, limit=2))).images) < 2
+        twins = [None] * len(networks) if alone else self._twins(networks, unlabelled, name)
         runners = [*networks, *(twin for twin in twins if twin is not None)]
         answers: list[list[Tensor]] = [[] for _ in runners]
         seen: list[Tensor] = []
@@ -137,10 +139,9 @@ def tried(forward: Callable[[Tensor], Tensor], images: Tensor, who: str) -> Tens
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"{who} can't take images of shape {tuple(images.shape[1:])} ({reason}); give image=ImageSpec(...) with "
-            "what it eats"
+            f"{who} can't take images of shape {tuple(images.shape[1:])} ({first_line(error)}); give "
+            "image=ImageSpec(...) with what it eats"
         ) from error
 
 

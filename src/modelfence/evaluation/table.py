@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from modelfence.data.class_names import check_class_names
 from modelfence.data.domain import Domain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.data.sources import as_domain
@@ -61,8 +62,8 @@ def evaluate(
 
     Raises:
         InputError: A name is unknown, a domain has no labels or labels beyond the model's classes, images
-            don't fit the model, or the two models differ in classes. Everything that can be seen from one
-            image and the labels is checked on all domains first.
+            don't fit the model, class names don't fit together, or the two models differ in classes. Everything that
+            can be seen from one image and the labels is checked on all domains first.
         NonFiniteError: The model gives no finite output on any image of a domain.
 
     Example:
@@ -78,6 +79,7 @@ def evaluate(
     _check_names(refresh_on or {}, list(domains), "refresh_on")
     _check_options(precision, batch_size=batch_size, refresh_images=refresh_images, limit=limit)
     found = {name: as_domain(thing, name=name, image=image, split="test") for name, thing in domains.items()}
+    check_class_names(found.values())
     others = {
         name: as_domain(thing, name=name, image=image, labelled=False) for name, thing in (refresh_on or {}).items()
     }

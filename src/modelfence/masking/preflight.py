@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, disable_saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 
-from modelfence.errors import InputError
+from modelfence.errors import InputError, first_line
 from modelfence.masking.masked_model import CHECKPOINTING_FLAGS, switch_off_checkpointing
 from modelfence.masking.selection import maskable
 from modelfence.masking.unwrap import unwrap
@@ -148,7 +148,7 @@ def _copies(base: nn.Module) -> Iterator[Finding]:
         yield Finding(
             "error",
             "",
-            f"can't be copied ({str(error).splitlines()[0][:120]})",
+            f"can't be copied ({first_line(error)})",
             "after torch.nn.utils.prune call prune.remove, after weight_norm call remove_weight_norm",
         )
 
@@ -193,6 +193,8 @@ def _forward(base: nn.Module, sample: Tensor) -> Iterator[Finding]:
     with torch.inference_mode(False):
         probe, sample = _probe(base, sample)
     switch_off_checkpointing(probe)
+    for parameter in probe.parameters():  # as the masked weights that take their place
+        parameter.requires_grad_(parameter.is_floating_point())
     try:
         logits = _with_gradients(probe, sample)
     except InputError as error:
@@ -210,10 +212,13 @@ def _forward(base: nn.Module, sample: Tensor) -> Iterator[Finding]:
         yield Finding(
             "error",
             "",
-            f"fails on images of shape {tuple(sample.shape)} ({str(error).splitlines()[0][:160]})",
+            f"fails on images of shape {tuple(sample.shape)} ({first_line(error)})",
             "check channels, size and device of the images against what the model takes",
         )
         return
+    if not logits.requires_grad:
+        remedy = "take torch.no_grad, torch.inference_mode and detach out of its forward"
+        yield Finding("error", "", "computes its logits without gradients", remedy)
     if logits.shape[0] != sample.shape[0]:
         yield Finding("error", "", f"gives {logits.shape[0]} rows for {sample.shape[0]} images", "one row an image")
     if not bool(logits.isfinite().all()):
@@ -241,7 +246,7 @@ def _with_gradients(probe: nn.Module, sample: Tensor) -> Tensor:
             raise RuntimeError(_RECOMPUTES)
         seen.add(node)
         pending += [parent for parent, _ in node.next_functions]
-    return logits.detach()
+    return logits
 
 
 _RULES: tuple[Callable[[nn.Module], Iterator[Finding]], ...] = (

@@ -16,7 +16,7 @@ from modelfence.methods.alternating import Weight
 from modelfence.methods.config import STRICT, Positive
 from modelfence.methods.diverse import DiverseStyles
 from modelfence.methods.loop import Learned, Session
-from modelfence.methods.material import Examples, Material, learn_on
+from modelfence.methods.material import Examples, Material, learn_on, require_given, require_made
 from modelfence.methods.paper_recipe import STYLED, learn_in_turn
 from modelfence.methods.registry import learner
 from modelfence.methods.samples import Synthetic, of_neighbours, of_pool, together, warning_of_neighbours
@@ -97,7 +97,25 @@ class DFMap(SyntheticConfig):
         return self.multiplied(_WITHOUT_BATCH_NORM)
 
 
-@learner(DFMap, needs=(), takes=("authorized",), labels=False)
+def look_at_source(model: nn.Module, config: DFMap, session: Session) -> None:
+    """Refuse source images, or settings by which they would be made, that can't fill half a batch.
+
+    Args:
+        model: The trained network.
+        config: The method's settings.
+        session: The authorized domain, if any, and the processes that share a batch.
+
+    Raises:
+        InputError: There are too few.
+    """
+    if session.authorized is not None:
+        require_given(session.authorized, config.batch_size // 2, config, session)
+    elif config.recipe == "default":
+        beside = config.translated if has_batch_norm(model) else config.drawings
+        require_made(config.generated + beside, config, session)
+
+
+@learner(DFMap, needs=(), takes=("authorized",), labels=False, check=look_at_source)
 def learn_data_free(model: nn.Module, config: DFMap, session: Session) -> Learned:
     """Learn one mask against all domains but the source, from the model and, if there are any, source images.
 

@@ -7,13 +7,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from modelfence.data.domain import IndexedDomain
+from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.losses.classification import dependence, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.methods.labelled import shares
+from modelfence.methods.labelled import require_enough, shares
 from modelfence.methods.loop import Learned, Row, Session, learn_scores, row_kept
 from modelfence.methods.synthetic import SyntheticConfig
 from modelfence.methods.terms import Part, terms_of, unlearning
@@ -87,6 +87,41 @@ def held_aside(count: int, share: float) -> int:
         (10, 1, 0)
     """
     return min(max(1, round(share * count)), count - 1) if share else 0
+
+
+def require_given(domain: Domain, size: int, config: SyntheticConfig, session: Session) -> None:
+    """Refuse a domain that can't fill its share of one batch of all processes with what isn't kept aside.
+
+    Args:
+        domain: With any number of images; one that doesn't say how many it has is let pass.
+        size: Its share of a process's batch.
+        config: Its ``most_images`` and ``held_out``.
+        session: Whose processes share a batch.
+
+    Raises:
+        InputError: It has too few.
+    """
+    count = min(domain.size or config.most_images, config.most_images)
+    require_enough(domain, size, session, left=count - held_aside(count, config.held_out))
+
+
+def require_made(made: int, config: SyntheticConfig, session: Session) -> None:
+    """Refuse settings by which too few images near the source would be made, before any is.
+
+    Args:
+        made: How many, at most; that there would be none is said where they are made.
+        config: Its ``batch_size`` and ``held_out``.
+        session: Whose processes share a batch.
+
+    Raises:
+        InputError: They can't fill half a batch of all processes.
+    """
+    left, joint = made - held_aside(made, config.held_out), config.batch_size // 2 * session.fabric.world_size
+    if made > 0 and left < joint:
+        raise InputError(
+            f"{left} images near the source would be left to learn on, of {made} made at most; a step takes {joint}: "
+            "raise generated, or use a smaller batch_size"
+        )
 
 
 @dataclass(frozen=True)

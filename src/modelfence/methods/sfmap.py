@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from modelfence.errors import InputError
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.methods.config import STRICT, Positive
-from modelfence.methods.labelled import require_enough, shares
+from modelfence.methods.labelled import shares
 from modelfence.methods.loop import Learned, Session
-from modelfence.methods.material import Examples, Material, held_aside, learn_on
+from modelfence.methods.material import Examples, Material, learn_on, require_given, require_made
 from modelfence.methods.paper_recipe import learn_in_turn
 from modelfence.methods.registry import learner
 from modelfence.methods.samples import of_pool
@@ -114,16 +114,17 @@ def look_at_domains(model: nn.Module, config: SFMap, session: Session) -> None:
         session: Unauthorized domains.
 
     Raises:
-        InputError: The batch is too small, or a domain for its share of it, what the model eats isn't known, or a
-            domain looks like the model's source.
+        InputError: The batch is too small, or a domain for its share of it, too few images near the source would be
+            made, what the model eats isn't known, or a domain looks like the model's source.
     """
     half, alone = config.batch_size // 2, config.masks == "one_each"
     sizes = shares(half, 1 if alone else len(session.unauthorized))
     for domain, size in zip(session.unauthorized.values(), sizes * len(session.unauthorized), strict=False):
-        count = min(domain.size or config.most_images, config.most_images)
-        require_enough(domain, size, session, left=count - held_aside(count, config.held_out))
+        require_given(domain, size, config, session)
     image = image_of(session)
     judge = judge_of(model, image, session)
+    if config.recipe == "default":
+        require_made(config.generated + (config.translated if judge.batch_norm else config.restyled), config, session)
     if not judge.batch_norm:
         return
     most = min(config.most_images, judge.at_once(_LOOKED_AT))

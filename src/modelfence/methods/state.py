@@ -1,6 +1,7 @@
 """The state of a run on disk, from which a killed run goes on to the same result."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,19 @@ from torch import Tensor
 from modelfence.errors import ArtifactError, InputError
 from modelfence.files import atomic_write, parse_json, sha256, usable_path, writable_folder
 from modelfence.masking.digest import digest_of_tensors
+
+_STATE = re.compile(r"state(-\d+)?\.safetensors")
+
+
+def states_of(folder: Path) -> list[Path]:
+    """Return the files in a folder that have the name of a state: of the run, and of each of its masks.
+
+    Args:
+        folder: Where; it may be missing.
+    """
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _STATE.fullmatch(path.name) and path.is_file())
 
 
 def state_file(folder: str | Path) -> Path:
@@ -29,8 +43,8 @@ def state_file(folder: str | Path) -> Path:
         'state.safetensors'
     """
     folder = writable_folder(folder, "output")
-    for path in (folder / "state.safetensors", *folder.glob("state-*.safetensors")):
-        if path.is_dir():
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _STATE.fullmatch(path.name) and path.is_dir():
             raise InputError(f"{path}: is a folder, and a state is kept under that name; move it away")
     return folder / "state.safetensors"
 

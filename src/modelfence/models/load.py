@@ -21,11 +21,11 @@ from modelfence.errors import ArtifactError, InputError, nearest
 from modelfence.files import atomic_write, parse_json, sha256, usable_path, versions
 from modelfence.masking.unwrap import require_network
 from modelfence.models.weights import (
+    apart,
     fill,
     parse_safetensors,
     read_weights,
     refuse_non_finite,
-    without_ties,
     without_wrappers,
 )
 from modelfence.models.zoo import check_model, create_model, require_known
@@ -68,7 +68,7 @@ class _Record:
     classes: int
     image: ImageSpec
     sha256: str
-    aliases: dict[str, str] = Field(default_factory=dict)
+    aliases: dict[str, str] = Field(default_factory=dict)  # of earlier files, where tied weights have one name alone
     extra: dict[str, Any] = Field(default_factory=dict)
     made_with: dict[str, str] = Field(default_factory=dict)
 
@@ -108,9 +108,9 @@ def save_model(
         if not isinstance(value, Tensor) or value.is_meta:
             what = type(value).__name__ if not isinstance(value, Tensor) else "on the meta device"
             raise InputError(f"model state {key!r} is {what}; only tensors with values can be saved")
-    kept, aliases = without_ties(without_wrappers(state, "the model"))
+    kept = apart(without_wrappers(state, "the model"))
     refuse_non_finite(kept, "the model")
-    weights = safetensors_bytes({key: value.cpu() for key, value in kept.items()}, metadata={"format": "pt"})
+    weights = safetensors_bytes(kept, metadata={"format": "pt"})
     record = {
         "version": FORMAT_VERSION,
         "reference": reference,
@@ -118,7 +118,6 @@ def save_model(
         "classes": classes,
         "image": asdict(image),
         "sha256": sha256(weights),
-        "aliases": aliases,
         "extra": dict(extra or {}),
         "made_with": versions(),
     }

@@ -162,29 +162,23 @@ def without_wrappers(state: Mapping[str, Tensor], source: str) -> dict[str, Tens
     return plain
 
 
-def without_ties(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Keep one name for each tensor that several names share.
+def apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors so that each has memory of its own, as files of weights want it.
+
+    A tensor with several names (a tied weight) has a copy under each: whoever loads the file by these names finds all.
 
     Args:
         state: Tensors by name.
 
     Returns:
-        The tensors by their alphabetically first names, contiguous, no two in one memory; and the other
-        names, each with the name that was kept.
+        Contiguous copies by the same names, on the CPU.
 
     Example:
         >>> weight = torch.ones(2)
-        >>> kept, aliases = without_ties({"head.weight": weight, "embed.weight": weight})
-        >>> list(kept), aliases
-        (['embed.weight'], {'head.weight': 'embed.weight'})
+        >>> sorted(apart({"head.weight": weight, "embed.weight": weight}))
+        ['embed.weight', 'head.weight']
     """
-    kept: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    for group in _tied_groups(state):
-        first, *others = group
-        kept[first] = state[first].detach().clone(memory_format=torch.contiguous_format)
-        aliases.update(dict.fromkeys(others, first))
-    return kept, aliases
+    return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
 
 
 def refuse_non_finite(state: Mapping[str, Tensor], source: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from modelfence.data.image_spec import ImageSpec
-from modelfence.errors import InputError, nearest
+from modelfence.errors import InputError, first_line, nearest
 from modelfence.masking.unwrap import require_network
 from modelfence.models.outputs import logits_of
 
@@ -111,7 +111,7 @@ def check_model(model: nn.Module, name: str, *, classes: int, image: ImageSpec) 
         with torch.no_grad():
             output = model(black)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         shape = "x".join(str(side) for side in image.shape)
         raise InputError(f"model {name!r} can't take {shape} images ({reason}); change image= or the model") from error
     found = logits_of(output).shape[1]
@@ -222,13 +222,13 @@ def _timm_model(name: str, classes: int, image: ImageSpec, args: dict[str, Any])
         except TypeError as error:
             if size and "img_size" in str(error):
                 continue
-            raise InputError(f"model {name!r}: {_first_line(error)}; correct the model's args") from error
+            raise InputError(f"model {name!r}: {first_line(error)}; correct the model's args") from error
         except OSError as error:
             raise InputError(_no_weights(name, error)) from error
         except (RuntimeError, ValueError, AssertionError) as error:
             if args.get("pretrained"):
                 raise InputError(_no_weights(name, error)) from error
-            raise InputError(f"model {name!r}: {_first_line(error)}; correct image= or args") from error
+            raise InputError(f"model {name!r}: {first_line(error)}; correct image= or args") from error
     raise AssertionError("unreachable")
 
 
@@ -279,14 +279,9 @@ def _load_imagenet(model: nn.Module, name: str, *, skip: tuple[str, ...]) -> Non
 def _no_weights(name: str, error: Exception) -> str:
     """Say that pretrained weights can't be had, and what to do."""
     return (
-        f"model {name!r}: pretrained weights can't be loaded ({_first_line(error)}); "
+        f"model {name!r}: pretrained weights can't be loaded ({first_line(error)}); "
         "connect to the network, or download them elsewhere and give the file as weights="
     )
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text, shortened, or its type when it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {

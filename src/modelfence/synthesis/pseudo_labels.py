@@ -6,6 +6,8 @@ from torch import Tensor
 from modelfence.synthesis.judge import Judge
 from modelfence.synthesis.warp import warp
 
+_PART = 250  # images warped at a time, fewer of large ones
+
 
 def pseudo_labels(judge: Judge, pixels: Tensor, *, threshold: float, augmentations: int, seed: int) -> Tensor:
     """Return class probabilities for unlabelled images.
@@ -28,10 +30,11 @@ def pseudo_labels(judge: Judge, pixels: Tensor, *, threshold: float, augmentatio
     labels = torch.nn.functional.one_hot(probabilities.argmax(1), probabilities.shape[1]).float()
     if augmentations and not bool(sure.all()):
         generator = torch.Generator().manual_seed(seed)
-        doubtful = pixels[~sure].float() / 255
-        total = torch.zeros(len(doubtful), labels.shape[1])
-        for _ in range(augmentations):
-            copies = warp(doubtful, generator, turn=10, zoom=(0.9, 1.1), shift=0.06)
-            total += judge.logits((copies * 255).round().to(torch.uint8)).softmax(1)
-        labels[~sure] = total / augmentations
+        for rows in torch.split((~sure).nonzero().flatten(), judge.at_once(_PART)):
+            doubtful = pixels[rows].float() / 255
+            total = torch.zeros(len(rows), labels.shape[1])
+            for _ in range(augmentations):
+                copies = warp(doubtful, generator, turn=10, zoom=(0.9, 1.1), shift=0.06)
+                total += judge.logits((copies * 255).round().to(torch.uint8)).softmax(1)
+            labels[rows] = total / augmentations
     return labels

@@ -1,0 +1,47 @@
+"""Whether the classes of several domains are the same ones, as far as their names tell."""
+
+from collections.abc import Iterable, Sequence
+
+from modelfence.data.domain import Domain
+from modelfence.errors import InputError
+
+
+def check_class_names(domains: Iterable[Domain], wanted: Sequence[str] | None = None) -> None:
+    """Refuse domains whose classes don't fit together: their labels would be mixed up.
+
+    The same names in another order are refused, and names of which only some are the same. Names of which none is the
+    same may be other words for the same classes, such as "0" and "zero", which nothing here can tell.
+
+    Args:
+        domains: Domains of one run.
+        wanted: The model's class names, where they are known; otherwise those of the first domain.
+
+    Raises:
+        InputError: Names are the same but not their order, or only some are the same; the text names domain and class.
+    """
+    known, owner = (list(wanted), "the model") if wanted else (None, "")
+    for domain in domains:
+        if domain.classes is None:
+            continue
+        names = [name.casefold() for name in domain.classes]
+        if known is None:
+            known, owner = names, f"domain {domain.name!r}"
+        reference = [name.casefold() for name in known]
+        other = next((row for row, name in enumerate(names) if name not in reference), None)
+        if other is not None and not set(names).isdisjoint(reference):
+            raise InputError(
+                f"domain {domain.name!r}: class {other} is {domain.classes[other]!r}, which {owner} doesn't have; "
+                "all need the same classes in the same order"
+            )
+        lacking = next((name for name in reference if name not in names), None)
+        if other is None and lacking is not None:
+            raise InputError(
+                f"domain {domain.name!r}: has no class {lacking!r}, which {owner} has; "
+                "all need the same classes in the same order"
+            )
+        if sorted(names) == sorted(reference) and names != reference:
+            place = next(row for row, pair in enumerate(zip(names, reference, strict=True)) if pair[0] != pair[1])
+            raise InputError(
+                f"domain {domain.name!r}: class {place} is {domain.classes[place]!r}, for {owner} it is "
+                f"{known[place]!r}; put the classes into the same order"
+            )

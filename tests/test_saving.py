@@ -1,0 +1,47 @@
+"""What protect() and its result leave in a folder."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from tests.methods import toy
+from torch import nn
+
+from modelfence import Mask, SAMap, protect
+from modelfence.protect import Protection
+
+SOURCE, TARGET = toy.blobs(seed=1), toy.blobs(seed=2, inverted=True)
+TINY = {"steps": 2, "batch_size": 8, "evaluate_every": 2, "precision": "fp32"}
+
+
+def test_saving_over_an_earlier_result_leaves_nothing_of_it(tmp_path: Path) -> None:
+    kept = {"weight": torch.ones(2, 4, dtype=torch.bool)}
+    model = nn.Linear(4, 2)
+    mask = Mask.of(model, kept)
+    config = SAMap(steps=1)
+    Protection(mask.apply(model), mask, {"a": mask, "b": mask}, [], config).save(tmp_path)
+    (tmp_path / "README.md").write_text('library_name: "modelfence"')
+    assert (tmp_path / "mask" / "1" / "mask.json").exists()
+    Protection(mask.apply(model), mask, {}, [], config).save(tmp_path)
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert names == ["history.csv", "mask/mask.json", "mask/mask.safetensors", "model.safetensors", "report.json"]
+
+
+def test_the_checkpoint_has_every_name_of_a_tied_weight(tmp_path: Path) -> None:
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    model = nn.Sequential(first, nn.ReLU(), second)
+    mask = Mask.of(model, {"0.weight": torch.rand(4, 4) > 0.3})
+    confined = mask.apply(model)
+    Protection(confined, mask, {}, [], SAMap(steps=1)).save(tmp_path)
+    fresh = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(fresh(torch.ones(1, 4)), confined(torch.ones(1, 4)))
+
+
+def test_states_of_others_stay_where_there_is_a_mask_for_each(tmp_path: Path) -> None:
+    method = SAMap(**TINY, masks="one_each")
+    (tmp_path / "state-dict.safetensors").write_text("mine")
+    protect(toy.trained(), authorized=SOURCE, unauthorized={"a": TARGET}, method=method, output=tmp_path)
+    assert (tmp_path / "state-dict.safetensors").read_text() == "mine"
+    assert (tmp_path / "state-0.safetensors").is_file()
