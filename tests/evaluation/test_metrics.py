@@ -45,11 +45,11 @@ def test_an_undefined_row_makes_the_table_undefined():
     assert math.isnan(metrics.mean_st_d([]))
 
 
-def test_targets_with_nothing_to_protect_are_left_out_of_a_mean_closure():
+def test_targets_with_nothing_to_protect_are_left_out_of_a_row_s_closure():
     pairs = [(0.9, 0.5), (0.14, 0.1), (0.2, 0.05)]
-    assert metrics.mean_closure([metrics.closure(*pair, 0.1) for pair in pairs]) == pytest.approx((0.5 + 1.5) / 2)
-    assert math.isnan(metrics.mean_closure([math.nan]))
-    assert math.isnan(metrics.mean_closure([]))
+    assert metrics.row_closure(pairs, 0.1) == pytest.approx((0.4 + 0.15) / (0.8 + 0.1))
+    assert math.isnan(metrics.row_closure(pairs[1:2], 0.1))
+    assert math.isnan(metrics.row_closure([], 0.1))
 
 
 def test_row_sums_targets_before_the_ratio():

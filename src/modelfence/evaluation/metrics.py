@@ -202,18 +202,21 @@ def closure(before: float, after: float, chance: float) -> float:
     return (before - after) / (before - chance)
 
 
-def mean_closure(closures: Sequence[float]) -> float:
-    """Return the closure of several targets: the mean over those that had something to protect.
+def row_closure(pairs: Sequence[tuple[float, float]], chance: float) -> float:
+    """Return the closure of several targets: summed over those that had something to protect, then the ratio.
 
     Args:
-        closures: See :func:`closure`.
+        pairs: Accuracy before and after of each target, as fractions.
+        chance: Accuracy of guessing, 1/K.
 
     Returns:
-        The mean of those that aren't NaN; NaN without any.
+        See :func:`closure`; NaN where no target had something to protect.
 
     Example:
-        >>> mean_closure([0.5, math.nan, 1.0])
-        0.75
+        >>> round(row_closure([(0.9, 0.5), (0.3, 0.1), (0.12, 0.5)], chance=0.1), 6)
+        0.6
     """
-    defined = [value for value in closures if not math.isnan(value)]
-    return math.fsum(defined) / len(defined) if defined else math.nan
+    known = [pair for pair in pairs if not math.isnan(closure(*pair, chance))]
+    if not known:
+        return math.nan
+    return math.fsum(before - after for before, after in known) / math.fsum(before - chance for before, _ in known)

@@ -81,13 +81,17 @@ class Evaluation:
 
     @property
     def closure(self) -> float:
-        """Mean closure over the unauthorized domains that had something to protect; NaN without any."""
-        return metrics.mean_closure([score.closure for score in self.unauthorized])
+        """Closure of the unauthorized domains together, see :func:`modelfence.evaluation.metrics.row_closure`."""
+        return self._closure("accuracy")
 
     @property
     def closure_refreshed(self) -> float:
-        """Mean closure after refresh over the unauthorized domains where it is defined; NaN without any."""
-        return metrics.mean_closure([score.closure_refreshed for score in self.unauthorized])
+        """The same after a BatchNorm refresh of both models."""
+        return self._closure("refreshed_accuracy")
+
+    def _closure(self, kind: str) -> float:
+        pairs = [(getattr(score.before, kind, None), getattr(score, kind)) for score in self.unauthorized]
+        return metrics.row_closure([(b, a) for b, a in pairs if b is not None and a is not None], self.chance)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat record per domain, JSON-ready: numbers as fractions, NaN as None.

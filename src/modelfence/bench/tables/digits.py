@@ -136,8 +136,8 @@ class _Rows:
 _NOTES = (
     "Accuracies in percent, before => after, mean ± standard deviation over seeds. Drops are relative; the row's "
     "target drop is that of the summed target accuracies, ST-D is source drop over target drop, the mean row is the "
-    "mean of the rows. Closure is the share of the above-chance accuracy taken away, mean over targets at least 5 "
-    "points above chance. The paper's ratios are recomputed from its accuracies.",
+    "mean of the rows. Closure is the share of the above-chance accuracy taken away, over targets at least 5 points "
+    "above chance. The paper's ratios are recomputed from its accuracies.",
     "The paper's source models start from ImageNet weights, ours are trained from scratch.",
 )
 
@@ -155,8 +155,8 @@ def row_of(accuracies: Accuracies, source: str, classes: int = 10) -> Row:
         0.5
     """
     found = paper.row_of(accuracies, source)
-    closures = [metrics.closure(*pair, 1 / classes) for name, pair in accuracies.items() if name != source]
-    return found.source_drop, found.target_drop, found.st_d, metrics.mean_closure(closures)
+    targets = [pair for name, pair in accuracies.items() if name != source]
+    return found.source_drop, found.target_drop, found.st_d, metrics.row_closure(targets, 1 / classes)
 
 
 def _texts(by_seed: Mapping[int, Accuracies], domains: Sequence[str], state: str, *, changed: bool = True) -> list[str]:
