@@ -10,7 +10,8 @@ def check_class_names(domains: Iterable[Domain], wanted: Sequence[str] | None = 
     """Refuse domains whose classes don't fit together: their labels would be mixed up.
 
     The same names in another order are refused, and names of which only some are the same. Names of which none is the
-    same may be other words for the same classes, such as "0" and "zero", which nothing here can tell.
+    same may be other words for the same classes, such as "0" and "zero", which nothing here can tell. A class with a
+    slash in its name, "frog/monkey", is each of the two.
 
     Args:
         domains: Domains of one run.
@@ -27,6 +28,8 @@ def check_class_names(domains: Iterable[Domain], wanted: Sequence[str] | None = 
         if known is None:
             known, owner = names, f"domain {domain.name!r}"
         reference = [name.casefold() for name in known]
+        words = {word: name for name in reference for word in _words(name)}
+        names = [next((words[word] for word in _words(name) if word in words), name) for name in names]
         other = next((row for row, name in enumerate(names) if name not in reference), None)
         if other is not None and not set(names).isdisjoint(reference):
             raise InputError(
@@ -45,3 +48,7 @@ def check_class_names(domains: Iterable[Domain], wanted: Sequence[str] | None = 
                 f"domain {domain.name!r}: class {place} is {domain.classes[place]!r}, for {owner} it is "
                 f"{known[place]!r}; put the classes into the same order"
             )
+
+
+def _words(name: str) -> list[str]:
+    return [name, *(word for word in name.split("/") if word)]
