@@ -21,7 +21,6 @@ from modelfence.methods import material, sfmap
 from modelfence.methods.loop import Learned, Session
 from modelfence.methods.material import Examples, Material, paced
 from modelfence.methods.synthetic import Store
-from modelfence.methods.terms import forgetting
 
 IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.25,))
 SMALL: dict[str, Any] = {
@@ -322,8 +321,8 @@ def test_the_terms_are_those_of_the_equation(terms):
 def test_the_dependence_of_answers_is_added_to_what_is_unlearned():
     logits, labels = torch.randn(6, 4), torch.randn(6, 4).softmax(1)
     config = SFMap(dependence_weight=3.0)
-    apart = forgetting(labels, SFMap(dependence_weight=0.0), session(), share=0.5)(logits)
-    found = forgetting(labels, config, session(), share=0.5)(logits)
+    apart = material.forgetting(labels, SFMap(dependence_weight=0.0), session(), 0.5)(logits)
+    found = material.forgetting(labels, config, session(), 0.5)(logits)
     each = logits.double().softmax(1).numpy()
     mean = each.mean(axis=0)
     dependence = (each * np.log(each)).sum(axis=1).mean() - (mean * np.log(mean)).sum()

@@ -101,9 +101,6 @@ class MaskConfig(LearnConfig):
         score_init: Score of every weight at the start; above ``threshold``, in -100..100.
         threshold: A weight is kept where its score is above it; in -100..100.
         clamp: "batch": the bound is on the batch mean (paper); "sample": on each image.
-        dependence_weight: Weight of how much the answers to unauthorized images depend on the image
-            (:func:`modelfence.losses.classification.dependence`): unlearning answers of which many were wrong can
-            raise the accuracy, answers that are all the same can't be better than chance.
         batch_statistics: Learn in batch mode too; None does where the network has BatchNorm.
         masks: "joint": one mask against all unauthorized domains at once; "one_each": one mask a domain, and the
             combination of all.
@@ -116,7 +113,6 @@ class MaskConfig(LearnConfig):
     score_init: Score = 1e-2
     threshold: Score = 5e-3
     clamp: Clamp = "batch"
-    dependence_weight: Annotated[float, Field(ge=0)] = 0.0
     batch_statistics: bool | None = None
     masks: Literal["joint", "one_each"] = "joint"
 

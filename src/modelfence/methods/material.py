@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
-from modelfence.losses.classification import distillation
+from modelfence.losses.classification import dependence, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.labelled import require_enough, shares
 from modelfence.methods.loop import Learned, Row, Session, learn_scores, row_kept
 from modelfence.methods.synthetic import SyntheticConfig
-from modelfence.methods.terms import Part, forgetting, terms_of
+from modelfence.methods.terms import Part, terms_of, unlearning
 from modelfence.models.outputs import logits_of
 
 _DOUBTFUL = 0.15  # of the masks measured those that disagree less lost 13 % of the source at most, others 1 to 88 %
@@ -264,10 +264,21 @@ def _parts(step: Step, config: SyntheticConfig, session: Session, restyled_weigh
             parts.append(Part("source", step.restyled[0], far, batch_mode=False))
     if config.terms != "source":
         share = 1 / len(step.targets)
-        parts += [
-            Part("target", images, forgetting(labels, config, session, share=share)) for images, labels in step.targets
-        ]
+        parts += [Part("target", images, forgetting(labels, config, session, share)) for images, labels in step.targets]
     return parts
+
+
+def forgetting(labels: Tensor, config: SyntheticConfig, session: Session, share: float) -> Callable[[Tensor], Tensor]:
+    """Return the term that unlearns the labels (N, K), and the answers' dependence on the images."""
+    unlearn = unlearning(labels, config, session, share=share)
+    weight = share * config.dependence_weight
+    if weight == 0:
+        return unlearn
+    return lambda logits: (
+        unlearn(logits)
+        + weight
+        * dependence(logits, mean_over_processes=lambda value: cast("Tensor", session.fabric.all_reduce(value)))
+    )
 
 
 def keeping(teacher: Tensor, weight: float) -> Callable[[Tensor], Tensor]:

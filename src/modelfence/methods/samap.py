@@ -14,7 +14,7 @@ from modelfence.methods.config import STRICT, MaskConfig, Positive
 from modelfence.methods.labelled import Step, labelled_steps, look_at_sizes
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
-from modelfence.methods.terms import Part, forgetting, terms_of
+from modelfence.methods.terms import Part, terms_of, unlearning
 
 _DEFAULT = {
     "steps": 300,
@@ -121,7 +121,7 @@ def _terms(
         source = partial(cross_entropy, labels=labels)
     share = 1 / (len(step.groups) - 1)
     targets = [
-        Part("target", group, forgetting(truth, config, session, share=share))
+        Part("target", group, unlearning(truth, config, session, share=share))
         for group, truth in zip(step.groups[1:], step.labels[1:], strict=True)
     ]
     return terms_of(student, [Part("source", images, source), *targets], both=both)

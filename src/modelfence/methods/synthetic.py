@@ -15,7 +15,7 @@ from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import ArtifactError, InputError
 from modelfence.files import sha256
 from modelfence.masking.digest import digest_of, digest_of_tensors
-from modelfence.methods.alternating import AlternatingConfig
+from modelfence.methods.alternating import AlternatingConfig, Weight
 from modelfence.methods.config import STRICT, MaskConfig, Positive
 from modelfence.methods.loop import Session
 from modelfence.methods.state import load_state, save_state
@@ -53,6 +53,9 @@ class SyntheticConfig(AlternatingConfig):
             them than of images near the source. (Default recipe.)
         tolerance: Unlearning slows down in proportion as the student's disagreement with the original model on kept
             images (mean KL, in nats) nears this, and pauses above it; None never does.
+        dependence_weight: Weight of how much the answers to unauthorized images depend on the image
+            (:func:`modelfence.losses.classification.dependence`): unlearning answers of which many were wrong can
+            raise the accuracy, answers that are all the same can't be better than chance.
         terms: "both"; or one alone, for ablation: "source" keeps, "target" unlearns.
         most_images: Images of a domain given that are taken into memory, at most.
     """
@@ -87,6 +90,7 @@ class SyntheticConfig(AlternatingConfig):
     source_weight: Positive = 1.0
     restyled_weight: Positive = 1.0
     tolerance: Positive | None = None
+    dependence_weight: Weight = 0.0
     terms: Literal["both", "source", "target"] = "both"
     most_images: Annotated[int, Field(ge=64)] = 5000
 

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from modelfence.losses.classification import clamped_ascent, dependence
+from modelfence.losses.classification import clamped_ascent
 from modelfence.methods.config import MaskConfig
 from modelfence.methods.loop import Session
 
@@ -73,23 +73,3 @@ def unlearning(labels: Tensor, config: MaskConfig, session: Session, *, share: f
         return -share * ascent
 
     return loss
-
-
-def forgetting(labels: Tensor, config: MaskConfig, session: Session, *, share: float = 1.0) -> Loss:
-    """Return the term that unlearns labels, and with them how much the answers depend on the images.
-
-    Args:
-        labels: As for :func:`unlearning`, as are the other arguments.
-        config: Its ``dependence_weight`` beside.
-        session: Whose processes share a batch.
-        share: Factor, for one of several unauthorized domains.
-    """
-    unlearn = unlearning(labels, config, session, share=share)
-    weight = share * config.dependence_weight
-    if weight == 0:
-        return unlearn
-    return lambda logits: (
-        unlearn(logits)
-        + weight
-        * dependence(logits, mean_over_processes=lambda value: cast("Tensor", session.fabric.all_reduce(value)))
-    )
