@@ -69,8 +69,7 @@ class Runner:
             InputError: A label is missing or out of range, or there are too few images.
             NonFiniteError: A network gives no finite output at all.
         """
-        alone = unlabelled is domain and len(next(iter(domain.once(2, limit=2))).images) < 2
-        twins = [None] * len(networks) if alone else self._twins(networks, unlabelled, name)
+        twins = self._twins(networks, unlabelled, name, own=unlabelled is domain)
         runners = [*networks, *(twin for twin in twins if twin is not None)]
         answers: list[list[Tensor]] = [[] for _ in runners]
         seen: list[Tensor] = []
@@ -89,12 +88,14 @@ class Runner:
             scores.append(_model_score(predictions, labels, classes, refresh, name))
         return scores, labels
 
-    def _twins(self, networks: list[nn.Module], unlabelled: Domain, name: str) -> list[nn.Module | None]:
+    def _twins(self, networks: list[nn.Module], unlabelled: Domain, name: str, *, own: bool) -> list[nn.Module | None]:
         """Return each network with statistics of the domain, None for one without BatchNorm."""
         if not any(has_batch_norm(network) for network in networks):
             return [None] * len(networks)
         batches = unlabelled.once(self.batch_size, limit=self.refresh_images, device=self.device)
         images = torch.cat([batch.images for batch in batches])
+        if len(images) < 2 and own:
+            return [None] * len(networks)
         if len(images) < 2:
             raise InputError(f"domain {name!r}: a BatchNorm refresh needs at least two images, not {len(images)}")
         # Files are often sorted by class: a batch of one class has no usable statistics.
