@@ -67,6 +67,13 @@ def test_source_only_needs_no_label(kind):
     assert "target_agreement:neighbours" in result.history[-1]
 
 
+@pytest.mark.parametrize(("kind", "warned"), [("mlp", True), ("cnn", False)])
+def test_source_free_warns_where_the_network_has_no_batch_norm(kind, warned):
+    told: list[str] = []
+    protect(toy.trained(kind), unauthorized=blind(), image=IMAGE, method=SFMap(**SOURCE_FREE), announce=told.append)
+    assert any(text.startswith("warning: without BatchNorm") for text in told) == warned
+
+
 @pytest.mark.parametrize(("kind", "given", "warned"), [("mlp", None, True), ("cnn", None, False), ("mlp", 1, False)])
 def test_data_free_warns_where_the_network_has_no_batch_norm(kind, given, warned):
     told: list[str] = []

@@ -106,7 +106,7 @@ _NEARLY = 0.05  # pairs of CIFAR-10, STL-10 and CINIC-10 had 0.008 to 0.015, pai
 
 
 def look_at_domains(model: nn.Module, config: SFMap, session: Session) -> None:
-    """Refuse unauthorized domains that BatchNorm statistics take for the source; warn of those near it.
+    """Refuse unauthorized domains that BatchNorm statistics take for the source; warn of those near it, or without any.
 
     Args:
         model: The trained network.
@@ -126,6 +126,10 @@ def look_at_domains(model: nn.Module, config: SFMap, session: Session) -> None:
     if config.recipe == "default":
         require_made(config.generated + (config.translated if judge.batch_norm else config.restyled), config, session)
     if not judge.batch_norm:
+        session.warn(
+            "without BatchNorm the network doesn't tell what its source looks like: the mask may agree with it on "
+            "synthetic images and have lost the source all the same; measure it (watch=), or give source images"
+        )
         return
     most = min(config.most_images, judge.at_once(_LOOKED_AT))
     warnings = [
