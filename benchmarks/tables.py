@@ -36,20 +36,20 @@ with ResNet-18 or the ViT (of timm, 192 dimensions, patches of 4 pixels) either.
 The headings say family, network, setting (sf: source-free, df: data-free; none: source-available) and recipe. "paper"
 has the paper's bound on the scale of an element-wise mean (`scale="elementwise"`; cells with `limit=10` instead
 are the same for 10 classes) and a rate that falls to zero over the last half of the steps; "constant_rate" and
-"scale_mean" kept the rate, and "scale_mean" reads the bound on the scale of a mean over images; "clamp_sample" has it on each image instead of on
-the batch's mean, and is "paper" otherwise. "limit_chance" bounds
-an image's unlearning where its class can't be the most probable one any more (`limit=None`), and "ascent0.2" weighs
-the unlearning at a fifth of the default. The source-free default recipe was chosen on seed 0 of mnist > usps,
-mnist_m > mnist, mnist > mnist_m and svhn > usps; earlier states of it had been measured on svhn > mnist, usps > mnist
-and mnist_m > usps too. The data-free one takes its settings over; its weight of the agreement, 8, was compared with
-others on seed 0 of mnist and mnist_m, its other settings on mnist, mnist_m and svhn.
-What differs without BatchNorm (decision 11) was chosen on seed 0 of mnist > usps, usps > mnist, svhn > usps,
-mnist_m > mnist and svhn > mnist_m. What follows "default-" are other recipes (most are those of decisions 9 to 11):
-"weight4" has another weight of the agreement, "rate4e-4" another learning rate, "copies_apart" kept copies in random
-styles apart from images near the source without BatchNorm too, "image_filter50" judged neighbours image by image, with
-`outside=0.5`, "300steps" took 300 steps; those of vgg11 took 450 steps, the default without BatchNorm takes 900, and
-"weight8" differs in nothing else. "so": source only, unlabelled source images. Older cells have `null` for settings that were the recipe's (the
-weight of the agreement is that of the name, or 8).
+"scale_mean" kept the rate, and "scale_mean" reads the bound on the scale of a mean over images; "clamp_sample" has it
+on each image instead of on the batch's mean, and is "paper" otherwise. "limit_chance" bounds an image's unlearning
+where its class can't be the most probable one any more (`limit=None`), and "ascent0.2" weighs the unlearning at a
+fifth of the default. The source-free default recipe was chosen on seed 0 of mnist > usps, mnist_m > mnist, mnist >
+mnist_m and svhn > usps; earlier states of it had been measured on svhn > mnist, usps > mnist and mnist_m > usps too.
+The data-free one takes its settings over; its weight of the agreement, 8, was compared with others on seed 0 of mnist
+and mnist_m, its other settings on mnist, mnist_m and svhn. What differs without BatchNorm (decision 11) was chosen on
+seed 0 of mnist > usps, usps > mnist, svhn > usps, mnist_m > mnist and svhn > mnist_m. What follows "default-" are
+other recipes (most are those of decisions 9 to 11): "weight4" has another weight of the agreement, "rate4e-4" another
+learning rate, "copies_apart" kept copies in random styles apart from images near the source without BatchNorm too,
+"image_filter50" judged neighbours image by image, with `outside=0.5`, "300steps" took 300 steps; those of vgg11 took
+450 steps, the default without BatchNorm takes 900, and "weight8" differs in nothing else. "so": source only,
+unlabelled source images. Older cells have `null` for settings that were the recipe's (the weight of the agreement is
+that of the name, or 8).
 
 Means are over pairs whose target stood at least 5 points above chance before (balanced accuracy); the others have
 nothing to protect and are marked †. Closure is on balanced accuracy, all else on plain accuracy where nothing is said;
