@@ -37,7 +37,8 @@ The headings say family, network, setting (sf: source-free, df: data-free; none:
 has the paper's bound on the scale of an element-wise mean (`scale="elementwise"`; cells with `limit=10` instead
 are the same for 10 classes) and a rate that falls to zero over the last half of the steps; "constant_rate" and
 "scale_mean" kept the rate, and "scale_mean" reads the bound on the scale of a mean over images; "clamp_sample" has it
-on each image instead of on the batch's mean, and is "paper" otherwise. "limit_chance" bounds an image's unlearning
+on each image instead of on the batch's mean, and is "paper" otherwise; "clamp_sample_scale_mean" has both, with the
+falling rate. "limit_chance" bounds an image's unlearning
 where its class can't be the most probable one any more (`limit=None`), and "ascent0.2" weighs the unlearning at a
 fifth of the default. The source-free default recipe was chosen on seed 0 of mnist > usps, mnist_m > mnist, mnist >
 mnist_m and svhn > usps; earlier states of it had been measured on svhn > mnist, usps > mnist and mnist_m > usps too.
