@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.methods import toy
 from torch import nn
 
 from modelfence import Mask, SAMap, protect
+from modelfence.errors import InputError
 from modelfence.protect import Protection
 
 SOURCE, TARGET = toy.blobs(seed=1), toy.blobs(seed=2, inverted=True)
@@ -45,3 +47,23 @@ def test_states_of_others_stay_where_there_is_a_mask_for_each(tmp_path: Path) ->
     protect(toy.trained(), authorized=SOURCE, unauthorized={"a": TARGET}, method=method, output=tmp_path)
     assert (tmp_path / "state-dict.safetensors").read_text() == "mine"
     assert (tmp_path / "state-0.safetensors").is_file()
+
+
+@pytest.mark.parametrize("masks", ["joint", "one_each"])
+@pytest.mark.parametrize("name", ["state.safetensors", "state-0.safetensors", "state-7.safetensors"])
+def test_a_checkpoint_of_somebody_else_under_the_name_of_a_state_is_refused(
+    tmp_path: Path, masks: str, name: str
+) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / name)
+    kept = (tmp_path / name).read_bytes()
+    method = SAMap(**TINY, masks=masks)
+    with pytest.raises(InputError, match=f"{name}: wasn't written by modelfence"):
+        protect(toy.trained(), authorized=SOURCE, unauthorized={"a": TARGET}, method=method, output=tmp_path)
+    assert (tmp_path / name).read_bytes() == kept
+
+
+def test_masks_for_each_leave_the_state_of_an_earlier_run_of_one_mask(tmp_path: Path) -> None:
+    for masks in ("joint", "one_each"):
+        method = SAMap(**TINY, masks=masks)
+        protect(toy.trained(), authorized=SOURCE, unauthorized={"a": TARGET}, method=method, output=tmp_path)
+    assert (tmp_path / "state.safetensors").is_file()

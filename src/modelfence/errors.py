@@ -42,6 +42,17 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
+def is_shortage(error: BaseException) -> bool:
+    """Say whether an error is that memory ran out: of Python, of torch on a CPU (a ``RuntimeError``), or on a device.
+
+    Example:
+        >>> is_shortage(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_shortage(OSError("no"))
+        (True, False)
+    """
+    by_torch = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
+    return by_torch or isinstance(error, MemoryError)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known names are close to a mistyped one.
 

@@ -166,7 +166,7 @@ def protect(
     base = unwrap(model)
     if resume and output is None:
         raise InputError("resume= needs output=: the folder where the run's state is kept")
-    file = None if output is None else state_file(output)
+    file = None if output is None else state_file(output, resume=resume)
     kept = None if cache is None else writable_folder(cache, "cache")
     require_maskable(base)
     config = config.for_network(base)
@@ -221,7 +221,7 @@ def _one_each(
     watched: Watch | None,
 ) -> Protection:
     if session.state_file is not None and not session.resume and session.fabric.is_global_zero:
-        for left_over in states_of(session.state_file.parent):
+        for left_over in set(states_of(session.state_file.parent)) - {session.state_file}:
             left_over.unlink()  # of another run: one that stops in an earlier mask would go on with it
     masks: dict[str, Mask] = {}
     history: list[Row] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelfence.errors import ArtifactError, InputError
 from modelfence.files import usable_path
-from modelfence.methods.state import states_of
+from modelfence.methods.state import is_state, states_of
 from modelfence.models.load import RECORD_FILE, WEIGHTS_FILE
 
 REPORT, HISTORY, CARD, RUN, MASK, STATE = "report.json", "history.csv", "README.md", "run.toml", "mask", "state"
@@ -88,17 +88,11 @@ def _is_ours(path: Path, place: Path) -> bool:
     try:
         if path.name in _MARKS:
             return _MARKS[path.name] in path.read_text(encoding="utf-8", errors="replace")
-        if path.name.startswith(STATE) and b'"facts"' in _header(path):
+        if path.name.startswith(STATE) and is_state(path):
             return True
     except OSError:
         return False
     return any(_is_ours(folder / name, place) for folder in {path.parent, place} for name in _OWNERS)
-
-
-def _header(path: Path) -> bytes:
-    """Return the header of a safetensors file."""
-    with path.open("rb") as file:
-        return file.read(min(int.from_bytes(file.read(8), "little"), 2**24))
 
 
 @contextlib.contextmanager

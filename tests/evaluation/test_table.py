@@ -233,7 +233,10 @@ def test_whatever_a_model_raises_names_the_images(balanced, error):
         evaluate(Demanding(error), {"a": balanced})
 
 
-@pytest.mark.parametrize("error", [MemoryError("full"), torch.OutOfMemoryError("full")])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("full"), torch.OutOfMemoryError("full"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
 def test_too_little_memory_is_not_called_a_matter_of_shape(balanced, error):
     with pytest.raises(type(error)):
         evaluate(Demanding(error), {"a": balanced})

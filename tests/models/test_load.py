@@ -1,3 +1,4 @@
+import hashlib
 import json
 import sys
 
@@ -221,6 +222,20 @@ def test_tied_weights_are_saved_under_every_name_and_come_back_tied(factories, t
     assert found.model.twin.weight is found.model.inner.weight
     from_file = load_model(reference, classes=5, image=TINY, weights=tmp_path / "m" / "model.safetensors")
     assert equal(from_file.model.state_dict(), model.state_dict())
+
+
+def test_an_earlier_file_with_one_name_of_a_tied_weight_is_read(factories, tmp_path):
+    reference = f"{factories}:tied"
+    model = load_model(reference, classes=5, image=TINY).model
+    save_model(tmp_path, model, reference=reference, classes=5, image=TINY, args={"width": 5})
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["twin.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    record = json.loads((tmp_path / "model.json").read_text())
+    record |= {"aliases": {"twin.weight": "inner.weight"}}
+    record |= {"sha256": hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()}
+    (tmp_path / "model.json").write_text(json.dumps(record))
+    assert equal(load_model(reference, weights=tmp_path).model.state_dict(), model.state_dict())
 
 
 def test_a_record_cannot_make_us_run_code_that_the_caller_did_not_name(saved, factories):

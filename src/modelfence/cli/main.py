@@ -10,7 +10,7 @@ import click
 
 from modelfence import __version__
 from modelfence.cli import bench, demo, doctor, domains, evaluate, protect, report, train, verify
-from modelfence.errors import Interrupted, ModelfenceError
+from modelfence.errors import Interrupted, ModelfenceError, is_shortage
 
 WRONG_USE, FAULT, STOPPED = 2, 70, 130
 
@@ -92,8 +92,7 @@ def _shortage(error: Exception) -> str | None:
     """Say what ran out, if that is what happened."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.filename or 'disk'}: no space left; free some and go on with --resume"
-    full = "can't allocate memory" in str(error) or type(error).__name__ == "OutOfMemoryError"
-    if isinstance(error, MemoryError) or full:
+    if is_shortage(error):
         return "out of memory; use a smaller batch_size or image size"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{str(error.filename)[:200]}: {error.strerror}; check the path and its permissions"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modelfence.data.domain import Domain
-from modelfence.errors import InputError, NonFiniteError, first_line
+from modelfence.errors import InputError, NonFiniteError, first_line, is_shortage
 from modelfence.evaluation import metrics
 from modelfence.evaluation.batch_norm import copied, refreshed
 from modelfence.evaluation.scores import ModelScore
@@ -137,9 +137,11 @@ def tried(forward: Callable[[Tensor], Tensor], images: Tensor, who: str) -> Tens
     """
     try:
         return forward(images)
-    except (InputError, MemoryError, torch.OutOfMemoryError):
+    except InputError:
         raise
     except Exception as error:
+        if is_shortage(error):
+            raise
         raise InputError(
             f"{who} can't take images of shape {tuple(images.shape[1:])} ({first_line(error)}); give "
             "image=ImageSpec(...) with what it eats"

@@ -28,14 +28,25 @@ def states_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _STATE.fullmatch(path.name) and path.is_file())
 
 
-def state_file(folder: str | Path) -> Path:
+def is_state(path: Path) -> bool:
+    """Say whether a file was written by :func:`save_state`, by its header; what else it holds may be altered.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    with path.open("rb") as file:
+        return b'"facts"' in file.read(min(int.from_bytes(file.read(8), "little"), 2**24))
+
+
+def state_file(folder: str | Path, *, resume: bool = False) -> Path:
     """Return where a run keeps its state, after a look at whether that can be written; nothing is made.
 
     Args:
         folder: The run's output folder.
+        resume: The run goes on from the state there, which is looked at when it is read.
 
     Raises:
-        InputError: Its name can't be a path, it is a file, or a folder has the name of a state.
+        InputError: Its name can't be a path, it is a file, or something that isn't a state has the name of one.
         ArtifactError: It can't be written.
 
     Example:
@@ -46,6 +57,9 @@ def state_file(folder: str | Path) -> Path:
     for path in folder.iterdir() if folder.is_dir() else ():
         if _STATE.fullmatch(path.name) and path.is_dir():
             raise InputError(f"{path}: is a folder, and a state is kept under that name; move it away")
+    for path in () if resume else states_of(folder):
+        if not is_state(path):
+            raise InputError(f"{path}: wasn't written by modelfence, and a state is kept under that name; move it away")
     return folder / "state.safetensors"
 
 

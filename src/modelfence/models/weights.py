@@ -178,7 +178,8 @@ def apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         >>> sorted(apart({"head.weight": weight, "embed.weight": weight}))
         ['embed.weight', 'head.weight']
     """
-    return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+    whole = torch.contiguous_format
+    return {name: value.detach().to("cpu", copy=True, memory_format=whole) for name, value in state.items()}
 
 
 def refuse_non_finite(state: Mapping[str, Tensor], source: str) -> None:
