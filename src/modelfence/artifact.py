@@ -18,7 +18,7 @@ from torch import nn
 
 from modelfence.errors import ArtifactError
 from modelfence.evaluation.result import Evaluation
-from modelfence.files import atomic_write, parse_json, usable_path, versions
+from modelfence.files import atomic_write, parse_json, sealed, unsealed, usable_path, versions
 from modelfence.masking.mask import Mask
 from modelfence.methods.config import LearnConfig
 from modelfence.methods.registry import settings_of
@@ -107,7 +107,7 @@ def _write(folder: Path, artifact: Artifact) -> dict[str, Any]:
         **artifact.facts,
         "machine": machine(),
     }
-    atomic_write(folder / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    atomic_write(folder / REPORT, json.dumps(sealed(report), indent=1, allow_nan=False) + "\n")
     return report
 
 
@@ -194,10 +194,11 @@ def read_report(folder: Path) -> dict[str, Any]:
     path = usable_path(folder / REPORT)
     try:
         report = parse_json(path.read_text(encoding="utf-8"))
+        report = unsealed(report) if isinstance(report, dict) else report
     except OSError as error:
         raise ArtifactError(f"{path}: can't be read ({error.strerror}); name the folder of a finished run") from error
     except ValueError as error:
-        raise ArtifactError(f"{path}: truncated or altered; run it again") from error
+        raise ArtifactError(f"{path}: truncated or altered ({error}); run it again") from error
     form = report.get("format") if isinstance(report, dict) else None
     if not isinstance(form, int) or isinstance(form, bool) or form < 1:
         raise ArtifactError(f"{path}: format: must be a whole number (got {form!r:.40}); run it again")

@@ -9,7 +9,18 @@ from collections.abc import Iterable
 
 
 class ModelfenceError(Exception):
-    """Base class of everything that modelfence raises on purpose."""
+    r"""Base class of everything that modelfence raises on purpose; its text is one line, whatever it quotes.
+
+    Args:
+        text: What is wrong, where, and what to do.
+
+    Example:
+        >>> str(InputError("the factory failed (no\n  such option); check its args"))
+        'the factory failed (no such option); check its args'
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(" ".join(line.strip() for line in str(text).splitlines()))
 
 
 class InputError(ModelfenceError, ValueError):

@@ -6,11 +6,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from modelfence.errors import ArtifactError, InputError
+
+SEAL = "digest"
+"""The key under which a record has the digest of the rest of it."""
 
 
 def usable_path(path: str | Path) -> Path:
@@ -68,6 +71,45 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with a digest of all else in it, by which damage is noticed.
+
+    Args:
+        record: JSON values without NaN.
+
+    Example:
+        >>> record = sealed({"classes": 10})
+        >>> sorted(record), unsealed(record)
+        (['classes', 'digest'], {'classes': 10})
+    """
+    return {**record, SEAL: _digest(record)}
+
+
+def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record without its digest; one that has none, as earlier files and those changed on purpose, as it is.
+
+    Args:
+        record: As it was read.
+
+    Raises:
+        ValueError: It isn't the content that the digest was made of.
+
+    Example:
+        >>> unsealed({**sealed({"classes": 10}), "classes": 11})
+        Traceback (most recent call last):
+        ...
+        ValueError: its content isn't what 'digest' was made of (if the change is yours, take that line out)
+    """
+    content = {name: value for name, value in record.items() if name != SEAL}
+    if SEAL in record and record[SEAL] != _digest(content):
+        raise ValueError(f"its content isn't what {SEAL!r} was made of (if the change is yours, take that line out)")
+    return content
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(record, sort_keys=True).encode())
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:

@@ -23,6 +23,7 @@ from modelfence.methods.registry import Method, method_for
 from modelfence.methods.retraining import with_weights
 from modelfence.methods.samples import Synthetic, together
 from modelfence.methods.state import state_file, states_of
+from modelfence.methods.subject import computes_in_bfloat16
 from modelfence.models.autocast import attention_in_float32
 from modelfence.monitor import HeldOut, Watch, check_images
 
@@ -168,7 +169,7 @@ def protect(
         raise InputError("resume= needs output=: the folder where the run's state is kept")
     file = None if output is None else state_file(output, resume=resume)
     kept = None if cache is None else writable_folder(cache, "cache")
-    require_maskable(base)
+    findings = require_maskable(base)
     config = config.for_network(base)
     source = None if authorized is None else as_one_domain(authorized, image, labelled=found.labels)
     targets = {} if unauthorized is None else as_named_domains(unauthorized, image, labelled=found.labels)
@@ -180,6 +181,7 @@ def protect(
     check_class_names([*([] if source is None else [source]), *targets.values(), *seen.values()])
     watched = Watch.of(base, seen) if seen else None
     fabric = fabric or default_fabric(config.precision)
+    computes_in_bfloat16(fabric)  # or is refused
     session = Session(
         fabric=fabric,
         authorized=held_out.source_rest,
@@ -192,6 +194,9 @@ def protect(
         cache=kept,
         announce=(announce or _log_warning) if fabric.is_global_zero else None,
     )
+    for one in findings if issubclass(found.config, MaskConfig) else []:
+        if one.severity == "warning":
+            session.warn(str(one).removeprefix(WARNING))
     if found.check is not None:
         found.check(base, config, session)
     with attention_in_float32(fabric.device, str(fabric._precision.precision)):

@@ -15,7 +15,9 @@ from modelfence import SAMap
 from modelfence.bench import jobs, tsne
 from modelfence.bench.cells import Cell
 from modelfence.bench.jobs import Worker
+from modelfence.bench.ownership_job import mark_of
 from modelfence.bench.tables.catalog import KINDS, request
+from modelfence.data.catalog import names
 from modelfence.data.sources import as_domain
 from modelfence.errors import ArtifactError, InputError
 from modelfence.evaluation.result import Evaluation
@@ -142,7 +144,7 @@ def test_a_stopped_cell_goes_on_from_its_state(work: Path, monkeypatch: pytest.M
     assert steps == [1, 2, 2]
     assert record["evaluation"] == whole["evaluation"]
     assert record["history"][-1]["seconds"] >= 5000
-    assert 5000 < record["seconds"] < 5600
+    assert 5000 < record["seconds"] < 2 * 5000  # counted once
 
 
 @pytest.mark.usefixtures("tiny")
@@ -209,3 +211,15 @@ def test_names_of_files_tell_cells_apart() -> None:
         "cpu/confine-sa/vgg11-32/SAMap-paper/mnist-usps-0",
     ]
     assert len(set(names)) == len(names)
+
+
+def test_every_domain_of_the_catalog_has_a_mark_of_its_kind():
+    """NTL marks digits, small photographs and VisDA; a photograph's mark on digits would be 80, not 20, strong."""
+    kinds = {name: mark_of(fake(name)).kind for name in names()}
+    assert {name for name, kind in kinds.items() if kind == "visda"} == {"visda_t", "visda_v"}
+    assert {"mnist", "usps", "svhn", "mnist_m", "syn_digits", "sklearn_digits"} <= {
+        name for name, kind in kinds.items() if kind == "digits"
+    }
+    assert {"cifar10", "stl10", "cinic10", "cinic10_imagenet", "pacs_photo", "office_home_art"} <= {
+        name for name, kind in kinds.items() if kind == "objects"
+    }

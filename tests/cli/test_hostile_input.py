@@ -18,6 +18,7 @@ from torch import nn
 from modelfence.cli.engine import joined_fabric
 from modelfence.errors import InputError
 from modelfence.evaluation.result import Evaluation
+from modelfence.files import unsealed
 from modelfence.models.load import save_model
 from modelfence.models.zoo import create_model
 
@@ -112,7 +113,7 @@ def test_an_evaluation_with_any_value_of_another_kind_is_read_or_refused(finishe
 )
 def test_a_report_with_a_value_of_another_kind(invoke: Invoke, finished: Path, key: str, wrong: object) -> None:
     shutil.copytree(finished, "out")
-    report = json.loads(Path("out/report.json").read_text())
+    report = unsealed(json.loads(Path("out/report.json").read_text()))
     Path("out/report.json").write_text(json.dumps({**report, key: wrong}))
     assert_bad_input(invoke("report", "out"), "out")
 
@@ -122,7 +123,7 @@ def test_a_report_with_a_value_of_another_kind(invoke: Invoke, finished: Path, k
 )
 def test_a_report_with_layers_of_another_kind(invoke: Invoke, finished: Path, layers: object) -> None:
     shutil.copytree(finished, "out")
-    report = json.loads(Path("out/report.json").read_text())
+    report = unsealed(json.loads(Path("out/report.json").read_text()))
     report["mask"]["layers"] = layers
     Path("out/report.json").write_text(json.dumps(report))
     assert_bad_input(invoke("report", "out"), "out/report.json: mask.layers")

@@ -1,6 +1,7 @@
 """An earlier result stays until the new one is complete, and only files of ours are replaced."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from modelfence import files
 from modelfence.artifact import read_report
 from modelfence.cli import protect_job
 from modelfence.errors import ArtifactError, InputError
-from modelfence.files import output_folder
+from modelfence.files import output_folder, unsealed
 from modelfence.masking.mask import Mask
 from modelfence.models.load import load_model
 from modelfence.results import finish, refuse_foreign, remove, replacing, results_in
@@ -88,13 +89,28 @@ def test_a_result_from_before_warnings_were_kept_can_be_read(
     invoke: Invoke, protect_arguments: list[str], finished: Path
 ) -> None:
     shutil.copytree(finished, "out")
-    report = json.loads(Path("out/report.json").read_text())
+    report = unsealed(json.loads(Path("out/report.json").read_text()))
     del report["warnings"]
     Path("out/report.json").write_text(json.dumps(report))
     assert read_report(Path("out"))["warnings"] == []
     for arguments in ([*protect_arguments, "--output", "out", "--resume"], ["report", "out"]):
         result = invoke(*arguments)
         assert result.exit_code == 0, result.stderr
+
+
+def test_a_number_changed_in_a_report_is_detected(invoke: Invoke, finished: Path) -> None:
+    shutil.copytree(finished, "out")
+    path = Path("out/report.json")
+    content = path.read_text()
+    numbers = list(re.finditer(r"\d\.\d+", content))
+    assert len(numbers) > 10
+    for found in numbers:
+        digit = "3" if found[0][-1] != "3" else "4"
+        path.write_text(content[: found.end() - 1] + digit + content[found.end() :])
+        with pytest.raises(ArtifactError, match=r"out/report\.json: truncated or altered"):
+            read_report(Path("out"))
+    result = invoke("report", "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
 def test_train_over_a_protected_model_leaves_nothing_of_it(invoke: Invoke, finished: Path) -> None:

@@ -182,6 +182,11 @@ def test_shards_without_labels_are_unlabelled(tmp_path, png, rgb_spec):
         ({"1.png": b"", "1.cls": b"0", "2.png": b""}, r"2\.png has no label"),
         ({"1.png": b"", "1.cls": b"cat"}, r"1\.cls has no whole number"),
         ({"1.png": b"", "1.json": b"{"}, r"1\.json has no whole number"),
+        ({"1.png": b"", "1.json": b'{"label": 2.7}'}, r"1\.json has no whole number"),
+        ({"1.png": b"", "1.json": b'{"label": true}'}, r"1\.json has no whole number"),
+        ({"1.png": b"", "1.json": b'{"label": "1.0"}'}, r"1\.json has no whole number"),
+        ({"1.png": b"", "1.cls": b"1_0"}, r"1\.cls has no whole number"),
+        ({"1.png": b"", "1.cls": b"\xff"}, r"1\.cls has no whole number"),
         ({"readme.txt": b"hello"}, "no images in 1 shards"),
     ],
 )

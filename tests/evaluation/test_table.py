@@ -6,12 +6,15 @@ import math
 
 import pytest
 import torch
+from tests.masking import zoo
 from torch import nn
 
+from modelfence import SAMap, protect
 from modelfence.data.domain import IndexedDomain
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.evaluation.batch_norm import refreshed
 from modelfence.evaluation.table import Evaluation, evaluate
+from modelfence.masking.preflight import classes_of
 
 
 def domain(images: torch.Tensor, labels: torch.Tensor | None, name: str = "toy") -> IndexedDomain:
@@ -150,9 +153,24 @@ def test_flags_come_back_after_an_error(balanced):
     assert model.training
 
 
-def test_limit_spreads_over_the_domain(balanced):
-    table = evaluate(nn.Flatten(), {"a": balanced}, limit=10)
-    assert table.scores[0].images == 10
+def test_limit_spreads_over_the_domain():
+    """Of 40 images of which every fourth is answered rightly, ten spread evenly are taken, not the first."""
+    answers = [0, 1, 1, 1] * 10
+    data = domain(one_hot(answers), torch.zeros(40, dtype=torch.int64))
+    assert evaluate(nn.Flatten(), {"a": data}, limit=40).scores[0].accuracy == 0.25
+    table = evaluate(nn.Flatten(), {"a": data}, limit=10)
+    assert (table.scores[0].images, table.scores[0].accuracy) == (10, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+@pytest.mark.parametrize("name", sorted(zoo.ZOO.keys() - zoo.NEEDS_PROCESS_GROUP))
+def test_every_kind_of_network_is_confined_and_measured(name):
+    case = zoo.ZOO[name]()
+    images = case.images.float().repeat(8, 1, 1, 1)
+    data = domain(images, torch.arange(len(images)) % classes_of(case.model, case.images))
+    confined = protect(case.model, authorized=data, unauthorized=data, method=SAMap(steps=1, batch_size=4, held_out=0))
+    table = evaluate(confined.model, {"a": data, "b": data}, before=case.model, authorized="a")
+    assert [score.images for score in table.scores] == [len(images)] * 2
 
 
 def test_bf16_runs_and_gives_the_same_answers(balanced):

@@ -1,5 +1,6 @@
 """What can't be masked is refused before any work, in one line that says what, where and what to do."""
 
+import re
 import warnings
 from collections.abc import Callable
 
@@ -83,6 +84,18 @@ def old_weight_norm() -> nn.Module:
     return model
 
 
+def old_spectral_norm() -> nn.Module:
+    model = image_net()
+    model[0] = nn.utils.spectral_norm(model[0])
+    return model
+
+
+def pruned_everywhere() -> nn.Module:
+    model = pruned()
+    prune.l1_unstructured(model[2], "weight", 0.3)
+    return model
+
+
 class Checkpointed(nn.Module):
     """Calls torch.utils.checkpoint without any of the flags that could be switched off."""
 
@@ -106,8 +119,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "NaN": (not_a_number, "2.weight", "has 1 values that are NaN or infinite; load a sound checkpoint"),
     "infinite buffer": (infinite_statistics, "0.running_var", "has 1 values that are NaN or infinite"),
     "no weights": (no_weights, "", "has no convolution, linear or attention weight; there is nothing to mask"),
-    "pruned": (pruned, "", "can't be copied .* prune.remove"),
-    "weight_norm of old": (old_weight_norm, "", "can't be copied .* remove_weight_norm"),
+    "pruned": (pruned, "0.weight", "is pruned and would not be masked; call .*prune.remove first"),
+    "pruned everywhere": (pruned_everywhere, "0.weight", "is pruned and would not be masked"),
+    "weight_norm of old": (old_weight_norm, "2.weight", "has a weight norm .*remove_weight_norm"),
+    "spectral_norm of old": (old_spectral_norm, "0.weight", "has a spectral norm .*remove_spectral_norm"),
 }
 
 
@@ -131,6 +146,39 @@ def test_protect_refuses_it_in_one_line_before_any_work(name, tmp_path):
     assert "\n" not in str(caught.value)
     assert path in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["pruned", "pruned everywhere", "weight_norm of old", "spectral_norm of old"])
+@pytest.mark.parametrize("state", ["frozen", "frozen and run", "run without gradients"])
+def test_a_weight_that_hooks_compute_is_refused_in_whatever_state_it_is(name, state):
+    """Frozen, or once run without gradients, such a network can be copied, and its hooks overwrite what is masked."""
+    build, path, text = REFUSED[name]
+    model = build()
+    if state.startswith("frozen"):
+        model.requires_grad_(False)
+    if state.endswith(("run", "gradients")):
+        with torch.no_grad():
+            model(torch.zeros(2, 1, 8, 8))
+    first = preflight(model)[0]
+    assert (first.severity, first.path) == ("error", path)
+    assert re.search(text, str(first))
+    with pytest.raises(InputError, match=text):
+        protect(model, authorized=toy.blobs(), unauthorized=toy.blobs(), method=SAMap(steps=1))
+
+
+def test_a_pruned_bias_is_no_error_where_the_network_can_be_copied():
+    model = image_net().requires_grad_(False)
+    prune.l1_unstructured(model[0], "bias", 0.5)
+    assert preflight(model, sample=torch.zeros(2, 1, 8, 8)) == []
+
+
+def test_protect_warns_of_a_parametrized_weight_that_it_does_not_mask():
+    model = image_net()
+    model[2] = nn.utils.parametrizations.weight_norm(model[2])
+    found = protect(model, authorized=toy.blobs(), unauthorized=toy.blobs(inverted=True), method=SAMap(steps=1))
+    assert found.warnings == (
+        "2.weight: is parametrized and not masked; remove the parametrization first if it shall be masked",
+    )
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")  # torch's own

@@ -89,6 +89,7 @@ def test_it_is_frozen_and_copies_keep_the_values():
         ({"ascent": -1}, "ascent"),
         ({"limit": 0}, "limit"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**53 + 1}, "seed.*less than or equal to"),
         ({"score_init": 1e-3}, "score_init .0.001. must be above threshold .0.005."),
         ({"threshold": 0.5}, "must be above threshold"),
         ({"score_init": 1e300}, "score_init.*less than or equal to 100"),

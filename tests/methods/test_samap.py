@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 from tests.methods import toy
 from torch import Tensor, nn
 
-from modelfence import SAMap
+from modelfence import SAMap, protect
 from modelfence.data.sources import as_domain
 from modelfence.errors import InputError
 from modelfence.masking.masked_model import MaskedModel
@@ -156,3 +156,18 @@ def test_batch_statistics_follow_the_network_unless_asked_for(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             samap.learn_source_available(toy.trained(kind), config, two_targets())
     assert seen == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("masks", ["joint", "one_each"])
+def test_a_target_that_is_the_source_is_warned_of_and_the_source_is_kept(masks):
+    """With and without a held-out part; another domain beside it is not named."""
+    model, source = toy.trained("mlp"), toy.blobs(100, seed=1)
+    for held_out in (0.0, 0.1):
+        found = protect(
+            model,
+            authorized=source,
+            unauthorized={"same": source, "other": toy.blobs(100, seed=1, inverted=True)},
+            method=SAMap(steps=40, learning_rate=1e-3, masks=masks, held_out=held_out),
+        )
+        assert [text.split(" begins with")[0] for text in found.warnings] == ["unauthorized domain 'same'"]
+        assert toy.accuracy(found.model, toy.blobs(seed=5)) > 0.95

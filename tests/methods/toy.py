@@ -50,8 +50,25 @@ def cnn() -> nn.Module:
     )
 
 
+class Beside(nn.Module):
+    """Has a layer that the logits don't depend on, as networks with auxiliary heads do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.side = mlp(), nn.Linear(CLASSES, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.main(x)
+        return logits, self.side(logits)
+
+
 def trained(kind: str = "mlp") -> nn.Module:
     """Return a fresh copy of a network that is right on both domains, in eval mode."""
+    if kind == "beside":
+        model = Beside()
+        model.main.load_state_dict(_weights("mlp"))
+        nn.init.ones_(model.side.weight)
+        return model.eval()
     model = {"mlp": mlp, "cnn": cnn}[kind]()
     model.load_state_dict(_weights(kind))
     return model.eval()

@@ -9,6 +9,8 @@ from torch import nn
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import ArtifactError, InputError
+from modelfence.files import unsealed
+from modelfence.models import load
 from modelfence.models.load import load_model, save_model
 from modelfence.models.zoo import create_model
 
@@ -51,6 +53,10 @@ TEXT = "not a function"
 
 def number():
     return 3
+
+
+def talkative():
+    raise ValueError("one\\n  two")
 """
 TINY = ImageSpec(3, 2, 2, (0.5,) * 3, (0.5,) * 3)
 
@@ -142,14 +148,36 @@ def test_an_altered_or_truncated_file_is_refused(saved):
         (lambda record: record.update(aliases={"x": "y"}), "aliases: 'x' -> 'y' doesn't fit"),
     ],
 )
-def test_an_altered_record_names_the_key(saved, change, text):
+def test_a_record_changed_on_purpose_names_the_key_that_is_wrong(saved, change, text):
     path = saved[0] / "model.json"
-    record = json.loads(path.read_text())
+    record = unsealed(json.loads(path.read_text()))
     change(record)
     path.write_text(json.dumps(record))
     with pytest.raises(ArtifactError, match=text) as caught:
         load_model(saved[0])
     assert "\n" not in str(caught.value)
+
+
+def test_every_damaged_byte_of_the_record_is_detected(saved):
+    """A flipped bit that leaves the content as it was, such as one in a space, does no harm."""
+    folder, _ = saved
+    path = folder / "model.json"
+    content, record = path.read_bytes(), load._read_record(folder)
+    assert record.image == SPEC
+    undetected = []
+    for position in range(len(content)):
+        flipped = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+        for wrong in (flipped, content[:position], content[:position] + content[position + 1 :]):
+            path.write_bytes(wrong)
+            try:
+                if load._read_record(folder) != record:
+                    undetected.append(wrong)
+            except ArtifactError as error:
+                assert str(path) in str(error)
+    assert undetected == []
+    path.write_text(content.decode().replace("0.5", "0.4", 1))
+    with pytest.raises(ArtifactError, match=r"model\.json: truncated or altered .*if the change is yours, take that"):
+        load_model(folder)
 
 
 def test_a_truncated_record_and_a_folder_without_one_are_refused(saved):
@@ -231,7 +259,7 @@ def test_an_earlier_file_with_one_name_of_a_tied_weight_is_read(factories, tmp_p
     weights = load_file(tmp_path / "model.safetensors")
     del weights["twin.weight"]
     save_file(weights, tmp_path / "model.safetensors")
-    record = json.loads((tmp_path / "model.json").read_text())
+    record = unsealed(json.loads((tmp_path / "model.json").read_text()))
     record |= {"aliases": {"twin.weight": "inner.weight"}}
     record |= {"sha256": hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()}
     (tmp_path / "model.json").write_text(json.dumps(record))
@@ -240,7 +268,7 @@ def test_an_earlier_file_with_one_name_of_a_tied_weight_is_read(factories, tmp_p
 
 def test_a_record_cannot_make_us_run_code_that_the_caller_did_not_name(saved, factories):
     path = saved[0] / "model.json"
-    record = json.loads(path.read_text())
+    record = unsealed(json.loads(path.read_text()))
     path.write_text(json.dumps({**record, "reference": f"{factories}:tied"}))
     with pytest.raises(InputError, match=r"is built by the factory .* if you trust it, give that as the model"):
         load_model(saved[0])
@@ -260,14 +288,16 @@ def test_a_record_cannot_make_us_run_code_that_the_caller_did_not_name(saved, fa
         ("tide", "no function 'tide' in .* Did you mean 'tied'"),
         ("TEXT", "no function 'TEXT'"),
         ("broken", r"the factory failed \(KeyError: 'no such option'\); check its args"),
+        ("talkative", r"the factory failed \(ValueError: one two\); check its args$"),
         ("number", "the factory returned int, not a Module"),
         ("spoiled", r"5 of 5 values of 'inner\.bias' are NaN or infinite"),
         ("tied", "gives 5 logits, not 4; set classes= to its number"),
     ],
 )
 def test_factories_that_fail_are_named(factories, function, text):
-    with pytest.raises(InputError, match=text):
+    with pytest.raises(InputError, match=text) as caught:
         load_model(f"{factories}:{function}", classes=4, image=TINY)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_module_that_cannot_be_imported_is_named():

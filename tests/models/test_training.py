@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.image_spec import ImageSpec
+from modelfence.data.splits import MOST_SEED
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.models import training
 from modelfence.models.training import TrainConfig, accuracy_on, learning_rate_at, shifted, train
@@ -90,6 +91,13 @@ def test_the_best_epoch_is_restored_and_the_later_of_equals(monkeypatch):
     model = small_net()
     train(model, bars(32), bars(16), TrainConfig(epochs=4, batch_size=16, precision="fp32"))
     assert all(torch.equal(value, seen[2][key]) for key, value in model.state_dict().items())
+
+
+def test_the_largest_seed_is_taken_and_a_larger_one_is_refused():
+    config = TrainConfig(epochs=1, batch_size=16, seed=MOST_SEED, precision="fp32")
+    assert len(train(small_net(), bars(32), bars(16), config)) == 1
+    with pytest.raises(ValueError, match="(?s)seed.*less than or equal to"):
+        TrainConfig(seed=MOST_SEED + 1)
 
 
 def test_one_step_is_adamw_with_clipping_and_decay_on_matrices_only():

@@ -158,6 +158,20 @@ def test_classes_in_another_order_are_matched_on_images_that_are_not_tested(plai
     assert torch.equal(translated.clean.sort().values, straight.clean[_tested(asked, straight)].sort().values)
 
 
+def test_classes_of_any_number_are_matched_as_those_from_zero_are() -> None:
+    """A predictions file may number its classes as it likes; memory goes by how many there are."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 4
+    clean, marked = (torch.where(torch.rand(200, generator=generator) < 0.8, labels, 3 - labels) for _ in range(2))
+    clean[5] = marked[7] = -1  # without an answer
+    numbers = torch.tensor([999_999_999, 7, 123_456_789, 40, -1])
+    plain = with_matched_labels(Answers(labels, clean, marked))
+    far = with_matched_labels(Answers(labels, numbers[clean], numbers[marked]))
+    assert torch.equal(plain.clean, far.clean)
+    assert torch.equal(plain.marked, far.marked)
+    assert float((plain.clean == plain.labels).float().mean()) > 0.7
+
+
 def _tested(asked: Answers, straight: Answers) -> Tensor:
     """Find the second half through a labelling that names each image."""
     names = torch.arange(len(asked))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from modelfence.bench.budgets import Scale, budget
 from modelfence.bench.methods import SOURCE_MODEL, config_of
 from modelfence.errors import ModelfenceError
-from modelfence.files import atomic_write, parse_json, sha256
+from modelfence.files import atomic_write, parse_json, sealed, unsealed
 from modelfence.methods.config import LearnConfig
 from modelfence.methods.registry import METHODS
 
@@ -178,8 +178,7 @@ def write_record(path: Path, record: Record) -> None:
     Raises:
         ArtifactError: It can't be written.
     """
-    text = json.dumps({**record, "digest": _digest(record)}, indent=1, allow_nan=False)
-    atomic_write(path, text + "\n")
+    atomic_write(path, json.dumps(sealed(record), indent=1, allow_nan=False) + "\n")
 
 
 def read_record(path: Path, announce: Callable[[str], None] = lambda _: None) -> Record | None:
@@ -193,19 +192,12 @@ def read_record(path: Path, announce: Callable[[str], None] = lambda _: None) ->
         found = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError
-        digest = found.pop("digest", None)
-        if digest is not None and digest != _digest(found):
-            raise ValueError
+        return unsealed(found)
     except FileNotFoundError:
         return None
     except (ValueError, OSError):
         announce(f"{path}: damaged; not used")
         return None
-    return found
-
-
-def _digest(record: Record) -> str:
-    return sha256(json.dumps(record, sort_keys=True).encode())
 
 
 def _differing(made: object, wanted: Record) -> str:

@@ -65,8 +65,8 @@ def config_of(name: str, values: Mapping[str, Any] | None = None) -> LearnConfig
         InputError: There is no such method or recipe, or a value isn't allowed.
 
     Example:
-        >>> config_of("SAMap:paper", {"steps": 5}).clamp
-        'batch'
+        >>> config_of("SAMap:paper", {"steps": 5}).ascent
+        0.1
         >>> config_of("SFMap:paper", {"generated": 5, "width": 8}).width
         8
     """

@@ -21,7 +21,7 @@ from modelfence.data.domain import IndexedDomain, check_labels
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.evaluation.table import evaluate
-from modelfence.files import atomic_write, output_folder, usable_path
+from modelfence.files import atomic_write, output_folder, sealed, usable_path
 from modelfence.models.load import LoadedModel, save_model
 from modelfence.models.training import train
 from modelfence.results import REPORT, RUN, refuse_foreign, replacing
@@ -121,7 +121,7 @@ def _write(
             extra={"domain": report["domain"], "class_names": list(class_names or ())},
         )
         atomic_write(staged / RUN, write_toml(replace(run, image=loaded.image).tables(*_TABLES)))
-        atomic_write(staged / REPORT, json.dumps(report, indent=1, allow_nan=False) + "\n")
+        atomic_write(staged / REPORT, json.dumps(sealed(report), indent=1, allow_nan=False) + "\n")
 
 
 def _classes(domain: IndexedDomain) -> int:

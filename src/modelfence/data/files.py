@@ -225,9 +225,18 @@ def _samples(shard: Path, labelled: bool) -> Iterator[tuple[str, int, int, int |
 def _label(content: bytes, suffix: str, shard: Path, name: str) -> int | None:
     try:
         if suffix == "cls":
-            return int(content)
+            return _whole_number(content.decode())
         found = parse_json(content)
         label = found.get("label", found.get("cls")) if isinstance(found, dict) else found
-        return None if label is None else int(label)
-    except (ValueError, TypeError) as error:
+        return None if label is None else _whole_number(label)
+    except ValueError as error:
         raise InputError(f"{shard}: {name} has no whole number as its label; write one") from error
+
+
+def _whole_number(value: object) -> int:
+    """Read a whole number, or its digits; nothing else is taken for one, neither 2.7 nor true."""
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{value!r:.40} is no whole number")

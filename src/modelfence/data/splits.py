@@ -7,6 +7,9 @@ from torch import Tensor
 
 from modelfence.errors import InputError
 
+MOST_SEED = 2**53
+"""The largest seed that a configuration takes; what is added to one, and multiplied, stays a number torch takes."""
+
 
 def mixed_seed(*parts: int) -> int:
     """Return one seed that depends on several numbers, such as a run's seed and an epoch.

@@ -160,7 +160,8 @@ def untouched(network: nn.Module) -> Iterator[None]:
         for module, training in flags.items():
             module.training = training
         for buffer, kept in buffers:
-            buffer.copy_(kept)
+            with torch.inference_mode(buffer.is_inference()):  # nowhere else may such a buffer be written to
+                buffer.copy_(kept)
 
 
 def checked_labels(labels: Tensor | None, classes: int, name: str) -> Tensor:

@@ -1,6 +1,7 @@
 """Everything about a network that matters before a mask is learned on it, all at once."""
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, disable_saved_tensors_hooks
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 from modelfence.errors import InputError, first_line
 from modelfence.masking.masked_model import CHECKPOINTING_FLAGS, switch_off_checkpointing
@@ -149,8 +151,27 @@ def _copies(base: nn.Module) -> Iterator[Finding]:
             "error",
             "",
             f"can't be copied ({first_line(error)})",
-            "after torch.nn.utils.prune call prune.remove, after weight_norm call remove_weight_norm",
+            "give a network of parameters and buffers alone",
         )
+
+
+_COMPUTED = (
+    ("_orig", "_mask", "is pruned", "prune.remove"),
+    ("_orig", "_u", "has a spectral norm", "remove_spectral_norm"),
+    ("_g", "_v", "has a weight norm", "remove_weight_norm"),
+)
+"""What torch.nn.utils' hooks leave beside a weight that they compute: two endings, what it is, and what undoes it."""
+
+
+def _computed_by_hooks(base: nn.Module) -> Iterator[Finding]:
+    for path, module in base.named_modules():
+        held = {**module._parameters, **module._buffers}
+        for (name, value), (ending, other, what, undo) in itertools.product(module._parameters.items(), _COMPUTED):
+            stem = name.removesuffix(ending)
+            if stem == name or f"{stem}{other}" not in held or value is None or (value.ndim < 2 and "bias" in stem):
+                continue
+            where, remedy = f"{path}.{stem}" if path else stem, f"call torch.nn.utils.{undo} first"
+            yield Finding("error", where, f"{what} and would not be masked", remedy)
 
 
 def _finite(base: nn.Module) -> Iterator[Finding]:
@@ -168,14 +189,17 @@ def _has_weights(base: nn.Module) -> Iterator[Finding]:
 def _not_masked(base: nn.Module) -> Iterator[Finding]:
     masked = {id(parameter) for parameter in maskable(base).values()}
     for name, parameter in base.named_parameters():
-        owner = name.rpartition(".")[0]
-        if id(parameter) in masked or parameter.ndim < 2:
+        if id(parameter) in masked or parameter.ndim < 2 or "parametrizations" in name.split("."):
             continue
-        if "parametrizations" in owner or name.endswith(("weight_g", "weight_v", "weight_orig")):
-            remedy = "remove the parametrization first if it shall be masked"
-        else:
-            remedy = "only weights of convolution, linear, attention and recurrent layers are"
+        remedy = "only weights of convolution, linear, attention and recurrent layers are"
         yield Finding("note", name, f"is not masked ({parameter.numel()} values)", remedy)
+
+
+def _parametrized(base: nn.Module) -> Iterator[Finding]:
+    for path, module in base.named_modules():
+        for name in module.parametrizations if is_parametrized(module) else ():
+            remedy = "remove the parametrization first if it shall be masked"
+            yield Finding("warning", f"{path}.{name}" if path else name, "is parametrized and not masked", remedy)
 
 
 def _checkpointing(base: nn.Module) -> Iterator[Finding]:
@@ -250,9 +274,11 @@ def _with_gradients(probe: nn.Module, sample: Tensor) -> Tensor:
 
 
 _RULES: tuple[Callable[[nn.Module], Iterator[Finding]], ...] = (
+    _computed_by_hooks,
     _copies,
     _finite,
     _has_weights,
     _not_masked,
+    _parametrized,
     _checkpointing,
 )

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 from torch import nn
 
+from modelfence.data.splits import MOST_SEED
 from modelfence.losses.classification import Clamp
 
 STRICT = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
@@ -40,7 +41,7 @@ class LearnConfig:
             that NTL and CUTI published, which makes the bound ``limit`` times the number of classes in the former
             units. (The same factor on all terms isn't applied: Adam doesn't notice it.)
         precision: "auto": bfloat16 where the processor computes it natively.
-        seed: Of the order of the images, and of whatever else is drawn.
+        seed: Of the order of the images, and of whatever else is drawn; 0 to 2**53.
     """
 
     steps: Annotated[int, Field(ge=1)] = 300
@@ -53,7 +54,7 @@ class LearnConfig:
     limit: Positive | None = 1.0
     scale: Literal["mean", "elementwise"] = "mean"
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
 
     @model_validator(mode="after")
     def _patience_has_a_measure(self) -> Self:
@@ -100,7 +101,7 @@ class MaskConfig(LearnConfig):
         decay: Share of the steps at the end over which the rate falls linearly to zero; in 0..1.
         score_init: Score of every weight at the start; above ``threshold``, in -100..100.
         threshold: A weight is kept where its score is above it; in -100..100.
-        clamp: "batch": the bound is on the batch mean (paper); "sample": on each image.
+        clamp: "batch": the bound is on the batch mean (as printed in the paper); "sample": on each image.
         batch_statistics: Learn in batch mode too; None does where the network has BatchNorm.
         masks: "joint": one mask against all unauthorized domains at once; "one_each": one mask a domain, and the
             combination of all.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from modelfence.losses.classification import clamped_ascent, cross_entropy
 from modelfence.methods.config import STRICT, RetrainConfig
 from modelfence.methods.isolation import Gates, Projections, drawn, isolating, isolation_layers
-from modelfence.methods.labelled import Step, image_shape, look_at_sizes
+from modelfence.methods.labelled import Step, image_shape, look_at_labelled
 from modelfence.methods.loop import Learned, Session
 from modelfence.methods.registry import learner
 from modelfence.methods.retraining import Retrained, retrain
@@ -41,7 +41,7 @@ class CUTI(RetrainConfig):
     layers: tuple[str, ...] | None = None
 
 
-@learner(CUTI, needs=("authorized", "unauthorized"), default=False, check=look_at_sizes)
+@learner(CUTI, needs=("authorized", "unauthorized"), default=False, check=look_at_labelled)
 def learn_cuti(model: nn.Module, config: CUTI, session: Session) -> Learned:
     """Retrain a network against all unauthorized domains of the session.
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from modelfence.data.domain import Domain, labels_of, too_small
+from modelfence.data.domain import Domain, IndexedDomain, labels_of, too_small
 from modelfence.errors import InputError
 from modelfence.methods.config import LearnConfig, MaskConfig
 from modelfence.methods.loop import Session
 
 _FEWEST = 2  # images of a domain a step
+_LOOKED_AT = 8
 
 
 class Step(NamedTuple):
@@ -27,8 +29,8 @@ class Step(NamedTuple):
     number: int
 
 
-def look_at_sizes(model: nn.Module, config: LearnConfig, session: Session) -> None:
-    """Refuse domains of which a batch couldn't be filled, before anything is learned.
+def look_at_labelled(model: nn.Module, config: LearnConfig, session: Session) -> None:
+    """Refuse domains of which a batch couldn't be filled, before anything is learned; warn of the source as a target.
 
     Args:
         model: Not looked at.
@@ -44,6 +46,20 @@ def look_at_sizes(model: nn.Module, config: LearnConfig, session: Session) -> No
     sizes = [half, *(others * len(session.unauthorized) if alone else others)]
     for domain, size in zip([session.authorized, *session.unauthorized.values()], sizes, strict=True):
         require_enough(domain, size, session)
+    for name, domain in session.unauthorized.items():
+        if _begins_as(domain, session.authorized):
+            session.warn(
+                f"unauthorized domain {name!r} begins with the images of the authorized one: what are the same images "
+                "can't be separated, and keeping them wins; give another domain"
+            )
+
+
+def _begins_as(domain: Domain, source: Domain | None) -> bool:
+    """Whether two domains of one size begin with the same images; one that can be gone through once isn't looked at."""
+    if not (isinstance(domain, IndexedDomain) and isinstance(source, IndexedDomain) and domain.size == source.size):
+        return False
+    first, second = (next(iter(one.once(_LOOKED_AT, limit=_LOOKED_AT))).images for one in (domain, source))
+    return first.shape == second.shape and torch.equal(first, second)
 
 
 def require_enough(domain: Domain | None, size: int, session: Session, *, left: int | None = None) -> None:

@@ -14,7 +14,7 @@ from modelfence.losses.classification import clamped_ascent, cross_entropy
 from modelfence.losses.discrepancy import gaussian_mmd
 from modelfence.methods.config import STRICT, Positive, RetrainConfig
 from modelfence.methods.features import layers_that_run, probe_of, require_layers
-from modelfence.methods.labelled import Step, image_shape, look_at_sizes
+from modelfence.methods.labelled import Step, image_shape, look_at_labelled
 from modelfence.methods.loop import Learned, Session
 from modelfence.methods.registry import learner
 from modelfence.methods.retraining import Retrained, retrain
@@ -51,7 +51,7 @@ class NTL(RetrainConfig):
     layer: Annotated[str, Field(min_length=1)] | None = None
 
 
-@learner(NTL, needs=("authorized", "unauthorized"), default=False, check=look_at_sizes)
+@learner(NTL, needs=("authorized", "unauthorized"), default=False, check=look_at_labelled)
 def learn_ntl(model: nn.Module, config: NTL, session: Session) -> Learned:
     """Retrain a network against all unauthorized domains of the session.
 

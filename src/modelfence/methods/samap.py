@@ -11,7 +11,7 @@ from modelfence.losses.classification import cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import STRICT, MaskConfig, Positive
-from modelfence.methods.labelled import Step, labelled_steps, look_at_sizes
+from modelfence.methods.labelled import Step, labelled_steps, look_at_labelled
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
 from modelfence.methods.terms import Part, terms_of, unlearning
@@ -83,7 +83,7 @@ class SAMap(MaskConfig):
         return self if has_batch_norm(model) else self.multiplied({"longer_without_batch_norm": "steps"})
 
 
-@learner(SAMap, needs=("authorized", "unauthorized"), check=look_at_sizes)
+@learner(SAMap, needs=("authorized", "unauthorized"), check=look_at_labelled)
 def learn_source_available(model: nn.Module, config: SAMap, session: Session) -> Learned:
     """Learn one mask against all unauthorized domains of the session.
 

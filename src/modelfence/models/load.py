@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import ArtifactError, InputError, nearest
-from modelfence.files import atomic_write, parse_json, sha256, usable_path, versions
+from modelfence.files import atomic_write, parse_json, sealed, sha256, unsealed, usable_path, versions
 from modelfence.masking.unwrap import require_network
 from modelfence.models.weights import (
     apart,
@@ -122,7 +122,7 @@ def save_model(
         "made_with": versions(),
     }
     try:
-        text = json.dumps(record, indent=2, allow_nan=False)
+        text = json.dumps(sealed(record), indent=2, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{RECORD_FILE}: args or extra aren't JSON values ({error}); change them") from error
     atomic_write(folder / WEIGHTS_FILE, weights)
@@ -233,6 +233,7 @@ def _read_record(folder: Path) -> _Record:
     path = folder / RECORD_FILE
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
+        found = unsealed(found) if isinstance(found, dict) else found
     except OSError as error:
         raise ArtifactError(f"{path}: can't be read ({error.strerror}); name a saved folder") from error
     except ValueError as error:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from modelfence.data.domain import Domain
+from modelfence.data.splits import MOST_SEED
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.masking.unwrap import require_network
 from modelfence.models.autocast import Precision, attention_in_float32, autocast, resolve_precision
@@ -41,7 +42,7 @@ class TrainConfig:
         shift: Largest random shift of an image along each side, in pixels; 0 for none. Never flipped.
         precision: ``"auto"``, ``"bf16"`` or ``"fp32"``; weights are float32 in all cases.
         steps_per_epoch: Needed for streams, whose length isn't known; otherwise one pass.
-        seed: Of the order of images, the shifts and dropout.
+        seed: Of the order of images, the shifts and dropout; 0 to 2**53.
 
     Example:
         >>> TrainConfig(epochs=3).batch_size
@@ -58,7 +59,7 @@ class TrainConfig:
     shift: Annotated[int, Field(ge=0)] = 2
     precision: Precision = "auto"
     steps_per_epoch: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
 
 
 def train(

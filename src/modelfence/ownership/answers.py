@@ -182,15 +182,18 @@ def with_matched_labels(answers: Answers) -> Answers:
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy has no types
 
     first, second = (answers.take(rows) for rows in halves(len(answers)))
-    theirs = int(torch.cat([answers.clean, answers.marked]).max().clamp(min=0)) + 1
+    # its classes may have any numbers
+    theirs = torch.cat([answers.clean, answers.marked]).unique()  # type: ignore[no-untyped-call]  # torch's gap
     given = first.clean != NO_ANSWER
-    counts = torch.zeros(int(answers.labels.max()) + 1, theirs, dtype=torch.int64)
-    counts.index_put_((first.labels[given], first.clean[given]), torch.tensor(1), accumulate=True)
+    counts = torch.zeros(int(answers.labels.max()) + 1, len(theirs), dtype=torch.int64)
+    which = torch.searchsorted(theirs, first.clean[given])
+    counts.index_put_((first.labels[given], which), torch.tensor(1), accumulate=True)
     rows, columns = (torch.from_numpy(side) for side in linear_sum_assignment(-counts.numpy()))
     seen = counts[rows, columns] > 0
-    ours = torch.full((theirs + 1,), NO_ANSWER)  # the last one is for images without an answer
+    ours = torch.full((len(theirs),), NO_ANSWER)
     ours[columns[seen]] = rows[seen]
-    return Answers(second.labels, ours[second.clean], ours[second.marked], matched=True)
+    clean, marked = (ours[torch.searchsorted(theirs, some)] for some in (second.clean, second.marked))
+    return Answers(second.labels, clean, marked, matched=True)
 
 
 def _classes(suspect: Suspect, images: Tensor, name: str) -> Tensor:
