@@ -97,6 +97,7 @@ def test_folding_twice_equals_folding_once(case: Case):
     mask = Mask.of(case.model, masked_at_random(case.model).kept())
     once = mask.apply(case.model)
     assert digest_of(once) == mask.folded_digest != mask.base_digest == digest_of(unwrap(case.model))
+    assert (mask.is_in(once), mask.is_in(case.model)) == (True, False)
     assert digest_of(mask.apply(once)) == mask.folded_digest
 
 

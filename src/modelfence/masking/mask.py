@@ -123,6 +123,20 @@ class Mask:
         self._fold(unwrap(model))
         return model
 
+    def is_in(self, model: nn.Module) -> bool:
+        """Say whether a network carries this mask: is, bit for bit, its base with the mask applied.
+
+        Args:
+            model: Any network, such as one loaded from the checkpoint that is shipped; wrapped or not.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> mask = Mask.of(model, {"weight": torch.tensor([[True, False]])})
+            >>> mask.is_in(mask.apply(model)), mask.is_in(model)
+            (True, False)
+        """
+        return digest_of(unwrap(model)) == self.folded_digest
+
     def sparsity(self) -> list[LayerSparsity]:
         """Return kept and total weights by parameter, in order of name."""
         return [LayerSparsity(name, int(kept.sum()), kept.numel()) for name, kept in sorted(self.kept.items())]
