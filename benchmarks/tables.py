@@ -21,8 +21,9 @@ measured is in the script named; every cell file holds its configuration, seed, 
 models are trained from scratch (no ImageNet weights), once a domain, and shared by all seeds; the seed is that of
 the mask's learning. Images are 32 x 32, at most 5,000 of each domain to learn from. Tests are on the test images of
 reduced copies of the data sets: 2,000 of mnist, mnist_m and svhn, 1,007 of usps, 1,500 of cifar10 and stl10, 1,000 of
-cinic10_imagenet, 330 of a PACS domain, 269 of scikit-learn's digits; "all test images" are those. They aren't the official splits: svhn's images all
-come from its official test part, cifar10's from its training part, split without overlap.
+cinic10_imagenet, 330 of a PACS domain, 269 of scikit-learn's digits; "all test images" are those. They aren't the
+official splits: svhn's images all come from its official test part, cifar10's from its training part, split without
+overlap.
 
 What was chosen by looking at test images, by seed 0: the default recipe's step count and learning rate on four pairs
 (mnist > usps, usps > mnist, mnist_m > mnist, svhn > mnist_m); that networks without BatchNorm take twice the steps, on
@@ -281,8 +282,8 @@ def ownership():
     yield "\n## Ownership\n"
     yield "`python benchmarks/ownership.py`; accuracies in percent on all test images, p of the claim on 100 and on all"
     yield "of them, with unmarked models of the same domain as references; the drop is that of the source, relative."
-    yield "Unmarked vgg11_bn models are those that were marked then. With value 80 the claims were tested at a tolerance"
-    yield "of 0.5, which unmarked models exceed; for the recipe for ownership at 0.8, as is the default now.\n"
+    yield "Unmarked vgg11_bn models are those that were marked then. With value 80 claims were tested at a tolerance of"
+    yield "0.5, which unmarked models exceed; for the recipe for ownership at 0.8, as is the default now.\n"
     yield "| | network | recipe | domain | mark | seed | clean | marked | gap | drop, % | p of 100 | p of all | holds |"
     yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     cells += before_marking(cells)

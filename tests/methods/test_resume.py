@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from tests import processes
 from tests.methods import toy
 
 from modelfence import CUTI, SAMap, protect
-from modelfence.errors import Interrupted
+from modelfence.errors import ArtifactError, Interrupted
 from modelfence.masking.digest import digest_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -104,3 +105,32 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path, uninterrupted):
     assert text.startswith("stopped at step ")
     assert f"the state is saved in {folder}: go on with --resume" in text
     assert processes.call(learn, folder, values, folder=tmp_path) == uninterrupted["one mask"]
+
+
+def go_on_from_disks_of_their_own(folder: Path) -> str:
+    """Learn as one of two processes that don't see each other's files, then go on."""
+    os.environ["MASTER_PORT"] = "0"
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    disk = folder / f"disk-{fabric.global_rank}"
+    given: dict[str, Any] = {
+        "authorized": toy.blobs(80, seed=1),
+        "unauthorized": toy.blobs(80, seed=3, inverted=True),
+        "method": SAMap(steps=2, batch_size=8),
+        "fabric": fabric,
+        "output": disk,
+    }
+    protect(toy.mlp_from(0), **given)
+    try:
+        protect(toy.mlp_from(0), **given, resume=True)
+    except ArtifactError as error:
+        return str(error)
+    return "went on"
+
+
+def test_processes_that_find_different_states_are_refused(tmp_path):
+    """The first process alone writes; on a disk that the others don't see they would begin anew and wait for it."""
+    said = processes.ranks(go_on_from_disks_of_their_own, tmp_path, folder=tmp_path / "gloo")
+    assert all(
+        "would go on at different steps (0 and 2); give an output folder that all machines see" in text for text in said
+    )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.data.image_spec import ImageSpec
-from modelfence.errors import Interrupted, NonFiniteError
+from modelfence.errors import ArtifactError, Interrupted, NonFiniteError
 from modelfence.masking.digest import digest_of, digest_of_tensors
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import LearnConfig, MaskConfig
@@ -186,6 +186,7 @@ def learn(
     monitors = [one for one in (session.monitor, monitor) if one is not None]
     run = _Run(subject, digest_of(model), config, session, monitors, companion)
     run.restore()
+    run.require_same_step()
     stream = batches(run.step)
     with _interruptible() as stopped:
         while run.step < config.steps and not run.out_of_patience():
@@ -359,6 +360,22 @@ class _Run:
         self.sums = {name: value.to(self.fabric.device) for name, value in part_of(tensors, "sum").items()}
         if self.companion is not None:
             self.companion.load(part_of(tensors, "companion"))
+
+    def require_same_step(self) -> None:
+        """Refuse processes of which some found a saved state and others, on another machine's disk, didn't.
+
+        Raises:
+            ArtifactError: They begin with different steps.
+        """
+        if self.fabric.world_size == 1:
+            return
+        here = torch.tensor(float(self.step), device=self.fabric.device)
+        steps = cast("Tensor", self.fabric.all_gather(here)).flatten().tolist()
+        if len(set(steps)) > 1:
+            raise ArtifactError(
+                f"{self.session.state_file}: the processes would go on at different steps ({min(steps):.0f} and "
+                f"{max(steps):.0f}); give an output folder that all machines see"
+            )
 
     def _restore_moments(self, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> None:
         """Take back what Adam knew of a parameter; nothing where it never had a gradient."""

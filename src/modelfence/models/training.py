@@ -325,7 +325,7 @@ def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
 
 
 def _default_fabric() -> "Fabric":
-    """Return a single-process Fabric on the best device there is."""
+    """Return a single-process Fabric on a GPU (CUDA) if there is one, else on the processor."""
     from lightning_fabric import Fabric
 
-    return Fabric(accelerator="auto", devices=1)
+    return Fabric(accelerator="cuda" if torch.cuda.is_available() else "cpu", devices=1)
