@@ -16,6 +16,7 @@ from torch import nn
 
 from modelfence import files
 from modelfence.data.image_spec import ImageSpec
+from modelfence.files import unsealed
 from modelfence.masking.mask import Mask
 from modelfence.models.load import load_model, save_model
 from modelfence.models.zoo import create_model
@@ -211,6 +212,14 @@ def test_a_report_of_something_else(invoke: Invoke, source: Path) -> None:
     assert_bad_input(invoke("report", source), "report.json: can't be read", "finished run")
 
 
+def test_a_report_of_a_folder_that_train_wrote(invoke: Invoke, finished: Path) -> None:
+    shutil.copytree(finished, "out")
+    report = unsealed(json.loads(Path("out/report.json").read_text()))
+    del report["method"]
+    Path("out/report.json").write_text(json.dumps(report))
+    assert_bad_input(invoke("report", "out"), "out: isn't the output of modelfence protect; name such a folder")
+
+
 def test_a_mask_for_another_base(finished: Path) -> None:
     other = load_model(finished).model
     with torch.no_grad():
@@ -287,6 +296,7 @@ def test_no_space_left(invoke: Invoke, protect_arguments: list[str], monkeypatch
         (["evaluate", "sl"], ["DOMAIN is missing"]),
         (["evaluate", "nowhere/sl", "mnist"], ["'nowhere/sl': no such folder"]),
         (["evaluate", "resnet18", "a=mnist", "a=usps"], ["two domains are called 'a'"]),
+        (["evaluate", "resnet18", "a="], ["'a='", "a domain or name=domain is needed"]),
         (["evaluate", "resnet18", "mnist"], ["'resnet18'", "is missing"]),
         (
             ["doctor", "no.such.module:build", "--classes", "10", "--image-size", "32"],

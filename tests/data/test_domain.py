@@ -203,3 +203,8 @@ def test_a_mapped_domain_keeps_fetching_ahead():
     assert numbers(ahead.batches(4, seed=0), 7) == numbers(
         domain().mapped(lambda pixels: pixels + 1).batches(4, seed=0), 7
     )
+
+
+def test_one_image_cannot_be_divided():
+    with pytest.raises(InputError, match="has 1 image, which can't be divided; give more"):
+        domain().subset(torch.tensor([3])).split(0.5, seed=0)

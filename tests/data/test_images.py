@@ -131,3 +131,10 @@ def test_on_demand_finds_an_unusable_source_at_once():
 def test_fits_counts_one_byte_a_value():
     assert fits(2**20, ImageSpec(channels=1, height=32, width=32, mean=(0,), std=(1,)), 1.0)
     assert not fits(2**20 + 1, ImageSpec(channels=1, height=32, width=32, mean=(0,), std=(1,)), 1.0)
+
+
+def test_images_of_many_channels_are_taken_at_their_size_alone():
+    spec = ImageSpec(channels=5, height=4, width=6, mean=(0.5,) * 5, std=(0.5,) * 5)
+    assert np.array_equal(to_pixels(noise(4, 6, 5), spec, "here"), noise(4, 6, 5))
+    with pytest.raises(InputError, match=r"here: size \(8, 6\); 4 x 6 is needed"):
+        to_pixels(noise(8, 6, 5), spec, "here")

@@ -231,3 +231,9 @@ def test_a_mapped_stream_hands_out_the_same_images_changed():
     assert numbers(double.mapped(lambda images: images + 1).once(2), 1) == [
         [2 * number + 1 for number in numbers(plain.once(2), 1)[0]]
     ]
+
+
+def test_a_part_of_a_stream_is_not_split_again():
+    rest, _ = StreamDomain(loader(), "hall").split(0.25)
+    with pytest.raises(InputError, match="domain 'hall.*' is a part of a stream and can't be split again"):
+        rest.split(0.25)
