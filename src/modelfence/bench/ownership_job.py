@@ -11,7 +11,7 @@ from modelfence.ownership.verification import verify
 from modelfence.ownership.watermark import Watermark
 
 _KINDS = {"digits": "digits", "visda": "visda"}
-"""By family of domains; of the others' photographs, all have that of the objects."""
+"""By family of domains; all others are photographs, and take that of the objects."""
 
 
 def mark_of(cell: Cell) -> Watermark:

@@ -1,0 +1,56 @@
+"""The command, killed by SIGKILL while images are made and while the mask is learned, ends with the same files."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests import processes
+
+from modelfence.cli.main import main
+
+QUICK = {
+    "data.train_size": "60",
+    "method.steps": "60",  # many more than are taken before the kill is noticed
+    "method.batch_size": "16",
+    "method.generated": "64",
+    "method.translated": "64",
+    "method.generator_steps": "6",
+    "method.synthesis_batch": "16",
+    "method.evaluate_every": "1",
+    "method.learning_rate": "0.004",
+    "method.precision": "fp32",
+}
+SETTINGS = {
+    "source-free": (["--unauthorized", "font_digits"], {"method.restyled": "64"}),
+    "data-free": ([], {"method.drawings": "64", "method.neighbours": "2048", "method.outside": "0.1"}),
+}
+
+
+def command(folder: Path, source: Path, setting: str, *more: str) -> None:
+    """Run it in a process of its own."""
+    domains, values = SETTINGS[setting]
+    sets = [part for name, value in {**QUICK, **values}.items() for part in ("--set", f"{name}={value}")]
+    os.chdir(folder)
+    main(["protect", "--model", str(source), *domains, *sets, "--output", "out", *more], standalone_mode=False)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_command_killed_at_any_stage_goes_on_to_the_same_files(tmp_path: Path, source: Path, setting: str) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    processes.finish(processes.start(command, whole, source, setting))
+    expected = (whole / "out/model.safetensors").read_bytes()
+
+    made, state = killed / "out/unfinished", killed / "out/unfinished/state.safetensors"
+    for stage in (made.is_dir, state.is_file):
+        process = processes.start(command, killed, source, setting, *(["--resume"] if made.is_dir() else []))
+        processes.wait_until(stage, process)
+        os.kill(process.pid, signal.SIGKILL)
+        processes.finish(process)
+        assert process.exitcode == -signal.SIGKILL
+        assert not (killed / "out/model.safetensors").exists()
+    processes.finish(processes.start(command, killed, source, setting, "--resume"))
+    assert (killed / "out/model.safetensors").read_bytes() == expected
+    assert (killed / "out/mask/mask.safetensors").read_bytes() == (whole / "out/mask/mask.safetensors").read_bytes()
