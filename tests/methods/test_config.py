@@ -17,7 +17,8 @@ def test_the_paper_recipe_is_the_papers():
     expected = {
         "ascent": 0.1,
         "limit": 1.0,
-        "clamp": "batch",
+        "scale": "mean",
+        "clamp": "sample",  # decision 16: the paper prints the bound on the mean
         "source_loss": "cross_entropy",
         "batch_statistics": False,
         "batch_size": 32,
@@ -44,8 +45,8 @@ def test_a_recipe_fills_what_is_not_given_and_nothing_else(recipe):
 
 
 def test_what_is_given_wins_over_the_recipe():
-    paper = SAMap(recipe="paper", batch_size=8, clamp="sample", ascent=0.5)
-    assert (paper.batch_size, paper.clamp, paper.ascent) == (8, "sample", 0.5)
+    paper = SAMap(recipe="paper", batch_size=8, clamp="batch", ascent=0.5)
+    assert (paper.batch_size, paper.clamp, paper.ascent) == (8, "batch", 0.5)
     assert paper.source_loss == SAMap(recipe="paper").source_loss
     default = SAMap(steps=7, clamp="batch")
     assert (default.steps, default.clamp, default.recipe) == (7, "batch", "default")

@@ -19,7 +19,7 @@ from modelfence.methods.synthetic import SyntheticConfig
 from modelfence.methods.terms import Part, terms_of, unlearning
 from modelfence.models.outputs import logits_of
 
-_DOUBTFUL = 0.15  # of the masks of VGGs measured those that disagree less lost up to 13 % of the source, others up to 88
+_DOUBTFUL = 0.15  # of the VGG masks measured those that disagree less lost up to 13 % of the source, others up to 88
 _PIXELS = 4096 * 1000  # of the images measured together, so that memory stays bounded
 
 Drawn = tuple[Tensor, Tensor]
