@@ -69,7 +69,7 @@ def write_artifact(folder: Path, artifact: Artifact) -> dict[str, Any]:
         artifact: What goes into it.
 
     Returns:
-        The content of ``report.json``.
+        The content of ``report.json``, without the digest of it that the file has too.
 
     Raises:
         InputError: A file in the folder that would be replaced isn't ours.

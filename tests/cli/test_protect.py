@@ -11,7 +11,7 @@ from tests import processes
 from tests.cli.conftest import Invoke, assert_bad_input
 
 from modelfence import files
-from modelfence.artifact import read_history
+from modelfence.artifact import read_history, read_report
 from modelfence.cli import protect_job
 from modelfence.cli.main import main
 from modelfence.evaluation.result import Evaluation
@@ -54,7 +54,7 @@ def test_evaluate_of_the_artifact_gives_the_numbers_of_its_report(invoke: Invoke
 
 def test_the_written_run_file_repeats_the_run(invoke: Invoke, finished: Path) -> None:
     result = invoke("protect", finished / "run.toml", "--output", "again", "--json")
-    assert json.loads(result.stdout) == json.loads(Path("again/report.json").read_text())
+    assert json.loads(result.stdout) == read_report(Path("again"))
     assert Mask.load("again/mask").folded_digest == Mask.load(finished / "mask").folded_digest
     first, second = (tomllib.loads(Path(folder, "run.toml").read_text()) for folder in (finished, "again"))
     assert first.pop("output") == {"folder": str(finished)}

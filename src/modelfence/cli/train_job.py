@@ -64,7 +64,7 @@ def train_model(run: Run, console: Console, *, force: bool = False) -> dict[str,
 def _train(
     run: Run, model: ModelTable, data: DataTable, folder: Path, console: Console, fabric: "Fabric | None"
 ) -> dict[str, Any]:
-    """Load, train, measure and write; return the content of ``report.json``."""
+    """Load, train, measure and write; return the content of ``report.json``, its digest aside."""
     saved = load(model, run.image, "train") if model.path is not None else None
     image = saved.image if saved else run.image or ImageSpec(**(image_option(32) or {}))
     ((name, text),) = (data.authorized or {}).items()

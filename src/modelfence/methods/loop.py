@@ -369,12 +369,12 @@ class _Run:
         """
         if self.fabric.world_size == 1:
             return
-        here = torch.tensor(float(self.step), device=self.fabric.device)
-        steps = cast("Tensor", self.fabric.all_gather(here)).flatten().tolist()
-        if len(set(steps)) > 1:
+        here = torch.tensor([float(self.step), -float(self.step)], device=self.fabric.device)
+        most, least = cast("Tensor", self.fabric.all_reduce(here, reduce_op="max")).abs().tolist()
+        if least != most:
             raise ArtifactError(
-                f"{self.session.state_file}: the processes would go on at different steps ({min(steps):.0f} and "
-                f"{max(steps):.0f}); give an output folder that all machines see"
+                f"{self.session.state_file}: the processes would go on at different steps ({least:.0f} and "
+                f"{most:.0f}); give an output folder that all machines see"
             )
 
     def _restore_moments(self, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> None:
