@@ -112,7 +112,8 @@ def test_networks_of_all_kinds(kind, setting):
 def test_64_unauthorized_images_are_enough():
     model = toy.trained("cnn")
     some = toy.blobs(64, seed=3, inverted=True)
-    method = SFMap(**{**FEW, "steps": 60, "batch_size": 32, "learning_rate": 4e-3}, restyled=64, tolerance=None)
+    longer = {**FEW, "steps": 120, "generator_steps": 40, "batch_size": 32, "learning_rate": 4e-3}  # 59-67 %
+    method = SFMap(**longer, restyled=64, tolerance=None)
     result = protect(model, unauthorized=some, image=BLOBS, method=method)
     assert result.mask.cut_share() > 0
     assert toy.accuracy(result.model, some) < toy.accuracy(model, some) - 0.2
