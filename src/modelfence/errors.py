@@ -20,7 +20,7 @@ class ModelfenceError(Exception):
     """
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(" ".join(line.strip() for line in str(text).splitlines()))
+        super().__init__(" ".join(line.strip() for line in str(text).splitlines() if line.strip()))
 
 
 class InputError(ModelfenceError, ValueError):

@@ -74,17 +74,22 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with a digest of all else in it, by which damage is noticed.
+    """Return a record as it will be read back, with a digest of all else in it, by which damage is noticed.
 
     Args:
-        record: JSON values without NaN.
+        record: JSON values.
+
+    Raises:
+        TypeError: A value isn't one that JSON has.
+        ValueError: It holds itself.
 
     Example:
-        >>> record = sealed({"classes": 10})
-        >>> sorted(record), unsealed(record)
-        (['classes', 'digest'], {'classes': 10})
+        >>> record = sealed({"classes": 10, "names": {1: "one"}})
+        >>> list(record), unsealed(record)
+        (['digest', 'classes', 'names'], {'classes': 10, 'names': {'1': 'one'}})
     """
-    return {**record, SEAL: _digest(record)}
+    content = json.loads(json.dumps(record))
+    return {SEAL: _digest(content), **content}  # first, so that its line can be taken out
 
 
 def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:

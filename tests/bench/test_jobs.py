@@ -19,6 +19,7 @@ from modelfence.bench.ownership_job import mark_of
 from modelfence.bench.tables.catalog import KINDS, request
 from modelfence.data.catalog import names
 from modelfence.data.sources import as_domain
+from modelfence.data.splits import MOST_SEED
 from modelfence.errors import ArtifactError, InputError
 from modelfence.evaluation.result import Evaluation
 from modelfence.methods.loop import _Run
@@ -187,6 +188,12 @@ def test_a_network_that_answers_one_thing_alone_is_scattered(monkeypatch: pytest
     monkeypatch.setattr(tsne, "features_of", lambda _, images: (None, torch.full((len(images), 4), torch.nan)))
     with pytest.raises(InputError, match="aren't finite"):
         tsne.points_of(toy.trained(), domains, seed=0)
+
+
+def test_every_seed_that_can_be_asked_for_embeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    domains = {"a": as_domain(toy.blobs(30), name="a")}
+    monkeypatch.setattr(tsne, "features_of", lambda _, images: (None, images.flatten(1)[:, :4]))
+    assert len(tsne.points_of(toy.trained(), domains, seed=MOST_SEED)["a"]["x"]) == 30
 
 
 @pytest.mark.usefixtures("tiny")

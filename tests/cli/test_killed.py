@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tests import processes
 
+from modelfence.artifact import read_history
 from modelfence.cli.main import main
+from modelfence.methods.state import load_state
 
 QUICK = {
     "data.train_size": "60",
@@ -44,13 +46,27 @@ def test_a_command_killed_at_any_stage_goes_on_to_the_same_files(tmp_path: Path,
     expected = (whole / "out/model.safetensors").read_bytes()
 
     made, state = killed / "out/unfinished", killed / "out/unfinished/state.safetensors"
-    for stage in (made.is_dir, state.is_file):
+
+    def parts() -> list[Path]:
+        return sorted(path for path in made.rglob("*.safetensors") if path != state and not path.name.startswith("."))
+
+    kept: dict[Path, int] = {}
+    for stage in (made.is_dir, parts, state.is_file):
         process = processes.start(command, killed, source, setting, *(["--resume"] if made.is_dir() else []))
         processes.wait_until(stage, process)
         os.kill(process.pid, signal.SIGKILL)
         processes.finish(process)
         assert process.exitcode == -signal.SIGKILL
         assert not (killed / "out/model.safetensors").exists()
+        files = {path: path.stat().st_ino for path in parts()}
+        assert kept.items() <= files.items()  # found, not made anew
+        kept = files
+    assert kept
+    learned = load_state(state)[1]["history"]
     processes.finish(processes.start(command, killed, source, setting, "--resume"))
     assert (killed / "out/model.safetensors").read_bytes() == expected
+    history = read_history(killed / "out")
+    assert len(history) > len(learned) > 0
+    for now, then in zip(history, learned, strict=False):
+        assert now["seconds"] == then["seconds"]  # not learned anew
     assert (killed / "out/mask/mask.safetensors").read_bytes() == (whole / "out/mask/mask.safetensors").read_bytes()

@@ -47,6 +47,9 @@ def test_train_writes_a_model_that_is_better_than_chance(invoke: Invoke) -> None
     settings = tomllib.loads(Path("sl/run.toml").read_text())
     assert settings["train"]["epochs"] == 3
     assert settings["image"]["height"] == 16
+    refused = invoke("report", "sl")
+    assert refused.exit_code == 2
+    assert "sl: isn't the output of modelfence protect; name such a folder" in refused.stderr
     again = json.loads(invoke("evaluate", "sl", "sklearn_digits", "--json").stdout)
     assert again["scores"][0]["accuracy"] == report["test_accuracy"]
 

@@ -171,6 +171,13 @@ def test_shards_are_read_in_place(tmp_path, png, rgb_spec):
     assert first_values(as_domain(str(tmp_path / "test-000.tar"), image=rgb_spec)) == [8]
 
 
+def test_a_label_beside_other_facts_is_kept(tmp_path, png, rgb_spec):
+    facts = b'{"width": 4}'
+    first, second = {"1.png": png(5), "1.cls": b"1", "1.json": facts}, {"2.json": facts, "2.cls": b"0", "2.png": png(6)}
+    write_tar(tmp_path / "x.tar", first | second)
+    assert next(as_domain(str(tmp_path / "x.tar"), image=rgb_spec, classes=3).once(9)).labels.tolist() == [1, 0]
+
+
 def test_shards_without_labels_are_unlabelled(tmp_path, png, rgb_spec):
     write_tar(tmp_path / "x.tar", {"1.png": png(5)})
     assert not as_domain(str(tmp_path / "x.tar"), image=rgb_spec).labelled
@@ -182,6 +189,9 @@ def test_shards_without_labels_are_unlabelled(tmp_path, png, rgb_spec):
         ({"1.png": b"", "1.cls": b"0", "2.png": b""}, r"2\.png has no label"),
         ({"1.png": b"", "1.cls": b"cat"}, r"1\.cls has no whole number"),
         ({"1.png": b"", "1.json": b"{"}, r"1\.json has no whole number"),
+        ({"1.png": b"", "1.cls": b"9" * 30}, r"1\.cls has no whole number \(of 64 bits\)"),
+        ({"1.png": b"", "1.json": b'{"label": 9223372036854775808}'}, r"1\.json has no whole number"),
+        ({"1.png": b"", "1.cls": b"3", "1.json": b'{"label": 5}'}, r"1 has two labels, 3 and 5; keep one"),
         ({"1.png": b"", "1.json": b'{"label": 2.7}'}, r"1\.json has no whole number"),
         ({"1.png": b"", "1.json": b'{"label": true}'}, r"1\.json has no whole number"),
         ({"1.png": b"", "1.json": b'{"label": "1.0"}'}, r"1\.json has no whole number"),

@@ -131,6 +131,20 @@ def test_a_layer_that_the_logits_do_not_depend_on_gets_no_gradient():
     assert without == ["auxiliary.unused.weight"]
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_values_is_no_hindrance_in_several_processes():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    model.add_module("empty", nn.Identity())
+    model.empty.weights = nn.Linear(0, 3)
+    masked = MaskedModel(model)
+    alone = masked(torch.ones(2, 1, 2, 2))
+    masked.world = 2
+    logits = masked(torch.ones(2, 1, 2, 2))
+    assert torch.equal(alone, logits)
+    logits.sum().backward()
+    assert all(score.grad is not None for score in masked.scores)
+
+
 def test_the_whole_student_compiles_into_one_graph():
     torch._dynamo.reset()
     masked = masked_at_random(zoo.small_cnn())

@@ -172,6 +172,36 @@ def test_a_pruned_bias_is_no_error_where_the_network_can_be_copied():
     assert preflight(model, sample=torch.zeros(2, 1, 8, 8)) == []
 
 
+class Gated(nn.Module):
+    """Names that hooks leave, with no hook: a gate and a value, a position and what is left out of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_g = nn.Parameter(torch.ones(64, 64))
+        self.W_v = nn.Parameter(torch.ones(64, 64))
+        self.weight_orig = nn.Parameter(torch.ones(2, 64))
+        self.register_buffer("weight_mask", torch.ones(64))
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(x @ self.W_v * (x @ self.W_g).sigmoid() * self.weight_mask)
+
+
+def test_names_alone_refuse_no_network():
+    assert [one.severity for one in preflight(Gated(), sample=torch.zeros(2, 1, 8, 8))] == ["note"] * 3
+
+
+def test_what_is_never_masked_may_be_computed():
+    """Hooks and parametrizations on what isn't masked change nothing, and taking them off would mask nothing."""
+    normalized = nn.Sequential(nn.BatchNorm2d(1), *image_net()).eval().requires_grad_(False)
+    prune.l1_unstructured(normalized[0], "weight", 1)
+    parametrized = image_net()
+    nn.utils.parametrize.register_parametrization(parametrized[0], "bias", nn.Identity())
+    for model in (normalized, parametrized):
+        assert preflight(model, sample=torch.zeros(2, 1, 8, 8)) == []
+
+
 def test_protect_warns_of_a_parametrized_weight_that_it_does_not_mask():
     model = image_net()
     model[2] = nn.utils.parametrizations.weight_norm(model[2])

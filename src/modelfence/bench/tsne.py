@@ -51,7 +51,7 @@ def points_of(model: nn.Module, domains: Mapping[str, Domain], *, seed: int, ima
         flat = torch.randn(len(table), 2, generator=torch.Generator().manual_seed(seed)).numpy()
     else:
         perplexity = min(30.0, (len(table) - 1) / 3)
-        flat = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(table.numpy())
+        flat = TSNE(2, perplexity=perplexity, init="pca", random_state=seed % 2**32).fit_transform(table.numpy())
     found: dict[str, Any] = {}
     for name in domains:
         rows = [row for row, owner in enumerate(names) if owner == name]

@@ -214,7 +214,10 @@ def _samples(shard: Path, labelled: bool) -> Iterator[tuple[str, int, int, int |
                     sample["image"] = (member.name, member.offset_data, member.size)
                 elif labelled and member.isfile() and suffix in ("cls", "json"):
                     content = tar.extractfile(member)
-                    sample["label"] = _label(content.read() if content else b"", suffix, shard, member.name)
+                    label = _label(content.read() if content else b"", suffix, shard, member.name)
+                    if None not in (label, sample.get("label")) and label != sample["label"]:
+                        raise InputError(f"{shard}: {stem} has two labels, {sample['label']} and {label}; keep one")
+                    sample["label"] = sample.get("label") if label is None else label
     except (tarfile.TarError, OSError) as error:
         raise InputError(
             f"{shard}: can't be read as an uncompressed tar file ({error}); make the shard again"
@@ -230,13 +233,13 @@ def _label(content: bytes, suffix: str, shard: Path, name: str) -> int | None:
         label = found.get("label", found.get("cls")) if isinstance(found, dict) else found
         return None if label is None else _whole_number(label)
     except ValueError as error:
-        raise InputError(f"{shard}: {name} has no whole number as its label; write one") from error
+        raise InputError(f"{shard}: {name} has no whole number (of 64 bits) as its label; write one") from error
 
 
 def _whole_number(value: object) -> int:
     """Read a whole number, or its digits; nothing else is taken for one, neither 2.7 nor true."""
     if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
         return value
-    raise ValueError(f"{value!r:.40} is no whole number")
+    raise ValueError(f"{value!r:.40} is no whole number of 64 bits")

@@ -94,7 +94,7 @@ class MaskedModel(nn.Module):
 
     def _with_all_scores(self, logits: Tensor) -> Tensor:
         """Give scores that the logits don't depend on a gradient of 0: DDP waits for one of every parameter."""
-        nothing = 0 * torch.stack([score.flatten()[0] for score in self.scores]).sum()
+        nothing = 0 * torch.stack([score.flatten()[:1].sum() for score in self.scores]).sum()
         return logits + nothing.to(logits.dtype)
 
     def _cast(self, images: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Everything about a network that matters before a mask is learned on it, all at once."""
 
 import copy
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -11,10 +10,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, disable_saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from modelfence.errors import InputError, first_line
 from modelfence.masking.masked_model import CHECKPOINTING_FLAGS, switch_off_checkpointing
-from modelfence.masking.selection import maskable
+from modelfence.masking.selection import is_weight, maskable
 from modelfence.masking.unwrap import unwrap
 from modelfence.models.outputs import logits_of
 
@@ -155,23 +157,22 @@ def _copies(base: nn.Module) -> Iterator[Finding]:
         )
 
 
-_COMPUTED = (
-    ("_orig", "_mask", "is pruned", "prune.remove"),
-    ("_orig", "_u", "has a spectral norm", "remove_spectral_norm"),
-    ("_g", "_v", "has a weight norm", "remove_weight_norm"),
+_COMPUTED: tuple[tuple[type, str, str, str], ...] = (
+    (BasePruningMethod, "_tensor_name", "is pruned", "prune.remove"),
+    (SpectralNorm, "name", "has a spectral norm", "remove_spectral_norm"),
+    (WeightNorm, "name", "has a weight norm", "remove_weight_norm"),
 )
-"""What torch.nn.utils' hooks leave beside a weight that they compute: two endings, what it is, and what undoes it."""
+"""The hooks of torch.nn.utils that compute a parameter: where they name it, what it is then, and what undoes it."""
 
 
 def _computed_by_hooks(base: nn.Module) -> Iterator[Finding]:
     for path, module in base.named_modules():
-        held = {**module._parameters, **module._buffers}
-        for (name, value), (ending, other, what, undo) in itertools.product(module._parameters.items(), _COMPUTED):
-            stem = name.removesuffix(ending)
-            if stem == name or f"{stem}{other}" not in held or value is None or (value.ndim < 2 and "bias" in stem):
-                continue
-            where, remedy = f"{path}.{stem}" if path else stem, f"call torch.nn.utils.{undo} first"
-            yield Finding("error", where, f"{what} and would not be masked", remedy)
+        for hook in module._forward_pre_hooks.values():
+            for kind, naming, what, undo in _COMPUTED:
+                name = getattr(hook, naming, "") if isinstance(hook, kind) else ""
+                if is_weight(module, name):
+                    where, remedy = f"{path}.{name}" if path else name, f"call torch.nn.utils.{undo} first"
+                    yield Finding("error", where, f"{what} and would not be masked", remedy)
 
 
 def _finite(base: nn.Module) -> Iterator[Finding]:
@@ -198,8 +199,9 @@ def _not_masked(base: nn.Module) -> Iterator[Finding]:
 def _parametrized(base: nn.Module) -> Iterator[Finding]:
     for path, module in base.named_modules():
         for name in module.parametrizations if is_parametrized(module) else ():
-            remedy = "remove the parametrization first if it shall be masked"
-            yield Finding("warning", f"{path}.{name}" if path else name, "is parametrized and not masked", remedy)
+            if is_weight(module, name):
+                remedy = "remove the parametrization first if it shall be masked"
+                yield Finding("warning", f"{path}.{name}" if path else name, "is parametrized and not masked", remedy)
 
 
 def _checkpointing(base: nn.Module) -> Iterator[Finding]:

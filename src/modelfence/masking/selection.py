@@ -1,7 +1,5 @@
 """Which parameters of a network are masked, and how other modules name them."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
@@ -42,9 +40,10 @@ def maskable(model: nn.Module) -> dict[str, nn.Parameter]:
     selected: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
-        for local in _own_weights(module):
-            parameter = module._parameters.get(local)
-            if parameter is None or id(parameter) in seen or not torch.is_floating_point(parameter):
+        for local, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in seen or not is_weight(module, local):
+                continue
+            if not torch.is_floating_point(parameter):
                 continue
             seen.add(id(parameter))
             selected[f"{path}.{local}" if path else local] = parameter
@@ -88,10 +87,15 @@ def places(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _own_weights(module: nn.Module) -> Iterator[str]:
+def is_weight(module: nn.Module, name: str) -> bool:
+    """Say whether a layer's parameter of that name is masked, where it is a parameter.
+
+    Example:
+        >>> is_weight(nn.Linear(2, 2), "weight"), is_weight(nn.Linear(2, 2), "bias"), is_weight(nn.ReLU(), "weight")
+        (True, False, False)
+    """
     if isinstance(module, _WEIGHTED):
-        yield "weight"
-    elif isinstance(module, nn.MultiheadAttention):
-        yield from _ATTENTION
-    elif isinstance(module, nn.RNNBase):
-        yield from (name for name in module._parameters if name.startswith(_RECURRENT))
+        return name == "weight"
+    if isinstance(module, nn.MultiheadAttention):
+        return name in _ATTENTION
+    return isinstance(module, nn.RNNBase) and name.startswith(_RECURRENT)

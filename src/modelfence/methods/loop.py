@@ -405,7 +405,7 @@ def row_kept(history: Sequence[Row], config: LearnConfig) -> Row:
 
 
 def _named(session: Session) -> dict[str, list[Any]]:
-    """What tells the domains of one run from others: name, size; where they stay, the first images and the labels."""
+    """What tells the domains of one run from others: name, size; where they stay, eight images and the labels."""
     domains = {**session.unauthorized, **({} if session.authorized is None else {"": session.authorized})}
     named: dict[str, list[Any]] = {}
     for name, domain in domains.items():

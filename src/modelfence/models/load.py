@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from modelfence.data.image_spec import ImageSpec
-from modelfence.errors import ArtifactError, InputError, nearest
+from modelfence.errors import ArtifactError, InputError, first_line, nearest
 from modelfence.files import atomic_write, parse_json, sealed, sha256, unsealed, usable_path, versions
 from modelfence.masking.unwrap import require_network
 from modelfence.models.weights import (
@@ -286,7 +286,7 @@ def _from_factory(reference: str, args: Mapping[str, Any]) -> nn.Module:
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"model {reference!r}: {module_name!r} can't be imported ({reason})") from error
         factory = getattr(module, function_name, None)
         if not callable(factory):
@@ -295,7 +295,7 @@ def _from_factory(reference: str, args: Mapping[str, Any]) -> nn.Module:
         try:
             model = factory(**args)
         except (Exception, SystemExit) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"model {reference!r}: the factory failed ({reason}); check its args") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model {reference!r}: the factory returned {type(model).__name__}, not a Module")
