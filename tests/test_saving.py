@@ -10,10 +10,18 @@ from torch import nn
 
 from modelfence import Mask, SAMap, protect
 from modelfence.errors import InputError
+from modelfence.files import parse_json, unsealed
 from modelfence.protect import Protection
 
 SOURCE, TARGET = toy.blobs(seed=1), toy.blobs(seed=2, inverted=True)
 TINY = {"steps": 2, "batch_size": 8, "evaluate_every": 2, "precision": "fp32"}
+
+
+def test_a_record_of_any_depth_is_read_or_refused_in_one_way() -> None:
+    """Python's limit is met by the parser or, a level earlier, by what computes the digest."""
+    for depth in range(900, 1100):
+        with pytest.raises(ValueError, match=r"nested too deeply|its content isn't what 'digest' was made of"):
+            unsealed({"digest": "none", "deep": parse_json("[" * depth + "]" * depth)})
 
 
 def test_saving_over_an_earlier_result_leaves_nothing_of_it(tmp_path: Path) -> None:

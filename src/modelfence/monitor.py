@@ -1,17 +1,18 @@
 """Accuracy on images kept apart, measured while a mask is learned."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from modelfence.data.domain import labels_of
+from modelfence.data.domain import IndexedDomain, labels_of
 from modelfence.data.stream import StreamDomain
 from modelfence.errors import InputError
 from modelfence.evaluation.metrics import balanced_accuracy
-from modelfence.masking.preflight import classes_of
+from modelfence.evaluation.runner import device_of, in_float32, untouched
+from modelfence.masking.preflight import PROBABILITIES, are_probabilities, classes_of
 from modelfence.models.outputs import logits_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _LIMIT = 500
 _BATCH = 250
+_FEW = 100
+_ABOVE_CHANCE = 0.05
+_BELOW = -0.2  # what black becomes where images are normalized
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,48 @@ def check_images(model: nn.Module, named: "Mapping[str, Domain]", image: "ImageS
     return classes
 
 
+@torch.no_grad()
+def doubts(
+    model: nn.Module, named: "Mapping[str, Domain]", image: "ImageSpec | None", source: "Domain | None"
+) -> "Iterator[str]":
+    """Say what makes it unlikely that a model and its images belong together.
+
+    Args:
+        model: The network as it was given.
+        named: All domains, by name; eight images of each are looked at, their labels aren't.
+        image: What the model eats, where that is known.
+        source: Labelled images that the model should be right on, or None; a hundred are looked at.
+    """
+    network = in_float32(model, device_of(model))
+    with untouched(network):
+        for name, domain in named.items():
+            if not isinstance(domain, IndexedDomain):
+                continue  # what can be gone through once is left to learn from
+            images = next(iter(domain.once(8, device=device_of(network)))).images
+            if image is not None and float(images.min()) >= 0 and float(images.max()) <= 1 and _dark(image) < _BELOW:
+                yield (
+                    f"domain {name!r}: its images lie in 0..1, where image= says that the model takes "
+                    f"{_dark(image):.2g} for black: float images are taken as normalized; give pixels 0..255 as uint8"
+                )
+            if are_probabilities(logits_of(network(images))):
+                yield f"the model gives {PROBABILITIES}: return what softmax is applied to"
+        if not isinstance(source, IndexedDomain):
+            return
+        predictions, labels = _predict(network, source, limit=_FEW)
+        chance = 1 / logits_of(network(images)).shape[1]
+        if len(labels) == _FEW and _accuracy(predictions, labels) <= chance + _ABOVE_CHANCE:
+            yield (
+                f"before anything is learned, the model is right on {100 * _accuracy(predictions, labels):.0f} % of "
+                f"{_FEW} authorized images (chance: {100 * chance:.2g} %): check its weights, the order of its classes "
+                "and how its images are normalized"
+            )
+
+
+def _dark(image: "ImageSpec") -> float:
+    """What black becomes, on the mean over the channels."""
+    return sum(-mean / std for mean, std in zip(image.mean, image.std, strict=True)) / len(image.mean)
+
+
 def _check_labels(name: str, domain: "Domain", classes: int) -> None:
     labels_of(next(iter(domain.once(8))), name)
     if domain.classes is not None and len(domain.classes) != classes:
@@ -168,10 +214,10 @@ def _accuracy(predictions: Tensor, labels: Tensor) -> float:
 
 
 @torch.no_grad()
-def _predict(student: nn.Module, domain: "Domain") -> tuple[Tensor, Tensor]:
+def _predict(student: nn.Module, domain: "Domain", *, limit: int = _LIMIT) -> tuple[Tensor, Tensor]:
     device = next(student.parameters()).device
     predictions, labels = [], []
-    for batch in domain.once(_BATCH, limit=_LIMIT, device=device):
+    for batch in domain.once(_BATCH, limit=limit, device=device):
         predictions.append(logits_of(student(batch.images)).argmax(dim=1))
         labels.append(labels_of(batch, domain.name))
     return torch.cat(predictions), torch.cat(labels)

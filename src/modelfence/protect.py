@@ -25,7 +25,7 @@ from modelfence.methods.samples import Synthetic, together
 from modelfence.methods.state import state_file, states_of
 from modelfence.methods.subject import computes_in_bfloat16
 from modelfence.models.autocast import attention_in_float32
-from modelfence.monitor import HeldOut, Watch, check_images
+from modelfence.monitor import HeldOut, Watch, check_images, doubts
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("modelfence")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Protection:
     """What :func:`protect` gives back.
 
@@ -59,6 +59,11 @@ class Protection:
     config: LearnConfig
     synthetic: Synthetic = field(default_factory=Synthetic)
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        cut = "retrained" if self.mask is None else f"{100 * self.mask.cut_share():.2f} % of its weights cut"
+        told = f", {len(self.warnings)} warning(s)" if self.warnings else ""
+        return f"Protection({type(self.model).__name__}, {cut}{told})"
 
     @property
     def measured(self) -> Row:
@@ -169,7 +174,7 @@ def protect(
         raise InputError("resume= needs output=: the folder where the run's state is kept")
     file = None if output is None else state_file(output, resume=resume)
     kept = None if cache is None else writable_folder(cache, "cache")
-    findings = require_maskable(base)
+    findings = require_maskable(base, masked=issubclass(found.config, MaskConfig))
     config = config.for_network(base)
     source = None if authorized is None else as_one_domain(authorized, image, labelled=found.labels)
     targets = {} if unauthorized is None else as_named_domains(unauthorized, image, labelled=found.labels)
@@ -197,6 +202,9 @@ def protect(
     for one in findings if issubclass(found.config, MaskConfig) else []:
         if one.severity == "warning":
             session.warn(str(one).removeprefix(WARNING))
+    named = {**({} if source is None else {"authorized": source}), **targets}
+    for text in doubts(base, named, image, apart.source if apart is not None else None):
+        session.warn(text)
     if found.check is not None:
         found.check(base, config, session)
     with attention_in_float32(fabric.device, str(fabric._precision.precision)):
@@ -208,6 +216,8 @@ def protect(
     else:
         mask = Mask.of(base, learned.kept, _metadata(config))
         confined = mask.apply(base)
+        if mask.cut_share() == 0:
+            session.warn("the mask cuts no weight, so the model is what it was: take more steps")
     return Protection(confined, mask, {}, learned.history, config, learned.synthetic, tuple(session.warnings))
 
 

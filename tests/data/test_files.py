@@ -178,6 +178,12 @@ def test_a_label_beside_other_facts_is_kept(tmp_path, png, rgb_spec):
     assert next(as_domain(str(tmp_path / "x.tar"), image=rgb_spec, classes=3).once(9)).labels.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(("name", "content"), [("cls", b"+3"), ("cls", b" 3\n"), ("json", b'{"label": 3.0}')])
+def test_every_way_to_write_a_whole_number_is_a_label(tmp_path, png, name, content):
+    write_tar(tmp_path / "x.tar", {"1.png": png(5), f"1.{name}": content})
+    assert tar_records([tmp_path / "x.tar"]).labels.tolist() == [3]
+
+
 def test_shards_without_labels_are_unlabelled(tmp_path, png, rgb_spec):
     write_tar(tmp_path / "x.tar", {"1.png": png(5)})
     assert not as_domain(str(tmp_path / "x.tar"), image=rgb_spec).labelled

@@ -15,6 +15,7 @@ from modelfence.errors import InputError, NonFiniteError
 from modelfence.evaluation.batch_norm import refreshed
 from modelfence.evaluation.table import Evaluation, evaluate
 from modelfence.masking.preflight import classes_of
+from modelfence.masking.unwrap import unwrap
 
 
 def domain(images: torch.Tensor, labels: torch.Tensor | None, name: str = "toy") -> IndexedDomain:
@@ -153,6 +154,14 @@ def test_flags_come_back_after_an_error(balanced):
     assert model.training
 
 
+def test_a_buffer_that_wants_a_gradient_is_measured_too(balanced):
+    model = Constant(0)
+    model.register_buffer("scale", torch.ones(2, requires_grad=True))
+    evaluate(model, {"a": balanced})
+    assert model.scale.requires_grad
+    assert torch.equal(model.scale.detach(), torch.ones(2))
+
+
 def test_limit_spreads_over_the_domain():
     """Of 40 images of which every fourth is answered rightly, ten spread evenly are taken, not the first."""
     answers = [0, 1, 1, 1] * 10
@@ -171,6 +180,10 @@ def test_every_kind_of_network_is_confined_and_measured(name):
     confined = protect(case.model, authorized=data, unauthorized=data, method=SAMap(steps=1, batch_size=4, held_out=0))
     table = evaluate(confined.model, {"a": data, "b": data}, before=case.model, authorized="a")
     assert [score.images for score in table.scores] == [len(images)] * 2
+    assert all(score.before is not None and score.non_finite == 0 for score in table.scores)
+    assert confined.mask.is_in(confined.model)
+    kept = {name: (value.shape, value.dtype) for name, value in unwrap(case.model).state_dict().items()}
+    assert {name: (value.shape, value.dtype) for name, value in confined.model.state_dict().items()} == kept
 
 
 def test_bf16_runs_and_gives_the_same_answers(balanced):

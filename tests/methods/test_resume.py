@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests import processes
 from tests.methods import toy
 
 from modelfence import CUTI, SAMap, protect
-from modelfence.errors import ArtifactError, Interrupted
+from modelfence.errors import InputError, Interrupted
 from modelfence.masking.digest import digest_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -107,7 +108,7 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path, uninterrupted):
     assert processes.call(learn, folder, values, folder=tmp_path) == uninterrupted["one mask"]
 
 
-def go_on_from_disks_of_their_own(folder: Path) -> str:
+def go_on_from_disks_of_their_own(folder: Path, changed: dict[str, Any]) -> str:
     """Learn as one of two processes that don't see each other's files, then go on."""
     os.environ["MASTER_PORT"] = "0"
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
@@ -122,15 +123,22 @@ def go_on_from_disks_of_their_own(folder: Path) -> str:
     }
     protect(toy.mlp_from(0), **given)
     try:
-        protect(toy.mlp_from(0), **given, resume=True)
-    except ArtifactError as error:
+        protect(toy.mlp_from(0), **given | {"method": replace(given["method"], **changed)}, resume=True)
+    except InputError as error:
         return str(error)
     return "went on"
 
 
 def test_processes_that_find_different_states_are_refused(tmp_path):
     """The first process alone writes; on a disk that the others don't see they would begin anew and wait for it."""
-    said = processes.ranks(go_on_from_disks_of_their_own, tmp_path, folder=tmp_path / "gloo")
+    said = processes.ranks(go_on_from_disks_of_their_own, tmp_path, {}, folder=tmp_path / "gloo")
     assert all(
         "would go on at different steps (0 and 2); give an output folder that all machines see" in text for text in said
     )
+
+
+def test_a_process_that_cannot_go_on_leaves_no_other_waiting(tmp_path):
+    said = processes.ranks(go_on_from_disks_of_their_own, tmp_path, {"steps": 3}, folder=tmp_path / "gloo")
+    first, second = sorted(said, key=lambda text: "another process" in text)
+    assert "another process can't go on from the state that it has" in second
+    assert "configuration" in first

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from tests.methods import toy
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import modelfence as mf
 from modelfence import CUTI, NTL, SAMap, protect
@@ -115,6 +116,21 @@ def test_the_seed_decides_and_a_run_can_be_repeated():
     one, again, other = (confine(CUTI(**FAST, seed=seed)) for seed in (0, 0, 1))
     assert same_weights(one.model, again.model)
     assert not same_weights(one.model, other.model)
+
+
+def test_a_pruned_network_that_can_be_copied_is_retrained_and_stays_pruned():
+    model = toy.trained("mlp").requires_grad_(False)
+    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    prune.l1_unstructured(layer, "weight", 0.3)
+    with torch.no_grad():
+        model(toy.blobs(2).tensors[0])
+    data = {"authorized": toy.blobs(80), "unauthorized": toy.blobs(80, inverted=True)}
+    found = protect(model, **data, method=NTL(steps=2, batch_size=8)).model
+    changed = next(module for module in found.modules() if isinstance(module, nn.Linear))
+    assert torch.equal(changed.weight_mask, layer.weight_mask)
+    assert not torch.equal(changed.weight_orig, layer.weight_orig)
+    with pytest.raises(InputError, match="is pruned and would not be masked"):
+        protect(model, **data, method=SAMap(steps=2, batch_size=8))
 
 
 def test_half_precision_is_trained_in_float32_and_comes_back_as_it_was():

@@ -1,5 +1,6 @@
 """Local image collections: parquet files, folders of classes, and WebDataset shards."""
 
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -237,9 +238,10 @@ def _label(content: bytes, suffix: str, shard: Path, name: str) -> int | None:
 
 
 def _whole_number(value: object) -> int:
-    """Read a whole number, or its digits; nothing else is taken for one, neither 2.7 nor true."""
-    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
-        value = int(value)
+    """Read a whole number, such as 3, 3.0 or "3"; nothing else is taken for one, neither 2.7 nor true."""
+    written = isinstance(value, str) and re.fullmatch(r"[-+]?\d+", value.strip(), re.ASCII)
+    if written or (isinstance(value, float) and value.is_integer()):
+        value = int(value)  # type: ignore[call-overload]  # a text of digits or a float
     if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
         return value
     raise ValueError(f"{value!r:.40} is no whole number of 64 bits")

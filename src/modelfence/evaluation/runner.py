@@ -160,7 +160,8 @@ def untouched(network: nn.Module) -> Iterator[None]:
         for module, training in flags.items():
             module.training = training
         for buffer, kept in buffers:
-            with torch.inference_mode(buffer.is_inference()):  # nowhere else may such a buffer be written to
+            # nowhere else may such a buffer be written to; leaving inference mode switches gradients on
+            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                 buffer.copy_(kept)
 
 

@@ -83,8 +83,12 @@ def preflight(model: nn.Module, *, image: _Shaped | None = None, sample: Tensor 
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
-def require_maskable(model: nn.Module) -> list[Finding]:
+def require_maskable(model: nn.Module, *, masked: bool = True) -> list[Finding]:
     """Run :func:`preflight` and refuse a network with errors.
+
+    Args:
+        model: The network.
+        masked: Whether it shall be masked; retraining all of it minds no hooks that compute a weight.
 
     Returns:
         The findings that aren't errors.
@@ -93,7 +97,7 @@ def require_maskable(model: nn.Module) -> list[Finding]:
         InputError: One line with the first error and how many there are.
     """
     findings = preflight(model)
-    errors = [finding for finding in findings if finding.severity == "error"]
+    errors = [one for one in findings if one.severity == "error" and (masked or _NOT_MASKED not in one.reason)]
     if errors:
         more = f" (and {len(errors) - 1} more errors: run modelfence doctor)" if errors[1:] else ""
         raise InputError(f"the model can't be masked: {str(errors[0]).removeprefix('error: ')}{more}")
@@ -112,7 +116,8 @@ def classes_of(model: nn.Module, images: Tensor) -> int:
         InputError: It doesn't take the images, or doesn't return logits.
     """
     for finding in _forward(unwrap(model), images):
-        raise InputError(f"{finding.reason}; {finding.remedy}")
+        if finding.severity == "error":
+            raise InputError(f"{finding.reason}; {finding.remedy}")
     probe, sample = _probe(unwrap(model), images)
     return int(logits_of(probe(sample)).shape[1])
 
@@ -157,6 +162,7 @@ def _copies(base: nn.Module) -> Iterator[Finding]:
         )
 
 
+_NOT_MASKED = "would not be masked"
 _COMPUTED: tuple[tuple[type, str, str, str], ...] = (
     (BasePruningMethod, "_tensor_name", "is pruned", "prune.remove"),
     (SpectralNorm, "name", "has a spectral norm", "remove_spectral_norm"),
@@ -172,7 +178,7 @@ def _computed_by_hooks(base: nn.Module) -> Iterator[Finding]:
                 name = getattr(hook, naming, "") if isinstance(hook, kind) else ""
                 if is_weight(module, name):
                     where, remedy = f"{path}.{name}" if path else name, f"call torch.nn.utils.{undo} first"
-                    yield Finding("error", where, f"{what} and would not be masked", remedy)
+                    yield Finding("error", where, f"{what} and {_NOT_MASKED}", remedy)
 
 
 def _finite(base: nn.Module) -> Iterator[Finding]:
@@ -249,6 +255,22 @@ def _forward(base: nn.Module, sample: Tensor) -> Iterator[Finding]:
         yield Finding("error", "", f"gives {logits.shape[0]} rows for {sample.shape[0]} images", "one row an image")
     if not bool(logits.isfinite().all()):
         yield Finding("error", "", "gives logits that are NaN or infinite", "check weights and normalization")
+    elif are_probabilities(logits):
+        yield Finding("warning", "", f"gives {PROBABILITIES}", "return what softmax is applied to")
+
+
+PROBABILITIES = "probabilities, not logits, from which a mask learns little"
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Say whether logits (N, K) look like probabilities: none below 0, and each row's sum is 1.
+
+    Example:
+        >>> are_probabilities(torch.tensor([[0.2, 0.8]])), are_probabilities(torch.tensor([[-1.0, 2.0]]))
+        (True, False)
+    """
+    sums = logits.detach().float().sum(dim=1)
+    return bool((logits >= 0).all()) and bool(((sums - 1).abs() < 0.01).all())
 
 
 _RECOMPUTES = "recomputes activations"

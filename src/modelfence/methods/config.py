@@ -95,8 +95,8 @@ class MaskConfig(LearnConfig):
     """Settings that all methods share that learn a mask; see :class:`LearnConfig` for the loop.
 
     Attributes:
-        recipe: "default", what measures best here, or "paper", as close to the paper as it can be followed. It
-            sets the value of every field that isn't given.
+        recipe: "default", what measures best here, or "paper", the paper's losses and constants (where a method
+            departs from them, it says so). It sets the value of every field that isn't given.
         learning_rate: Of Adam on the scores; times steps it bounds how many weights can be cut.
         decay: Share of the steps at the end over which the rate falls linearly to zero; in 0..1.
         score_init: Score of every weight at the start; above ``threshold``, in -100..100.

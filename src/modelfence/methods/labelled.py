@@ -47,15 +47,18 @@ def look_at_labelled(model: nn.Module, config: LearnConfig, session: Session) ->
     for domain, size in zip([session.authorized, *session.unauthorized.values()], sizes, strict=True):
         require_enough(domain, size, session)
     for name, domain in session.unauthorized.items():
-        if _begins_as(domain, session.authorized):
+        if _is_like(domain, session.authorized):
             session.warn(
-                f"unauthorized domain {name!r} begins with the images of the authorized one: what are the same images "
-                "can't be separated, and keeping them wins; give another domain"
+                f"unauthorized domain {name!r} has images of the authorized one ({_LOOKED_AT} were compared): what are "
+                "the same images can't be separated, and keeping them wins; give another domain"
             )
 
 
-def _begins_as(domain: Domain, source: Domain | None) -> bool:
-    """Whether two domains of one size begin with the same images; one that can be gone through once isn't looked at."""
+def _is_like(domain: Domain, source: Domain | None) -> bool:
+    """Whether two domains of one size have the same images at some places, spread over them.
+
+    A domain that can be gone through once isn't looked at.
+    """
     if not (isinstance(domain, IndexedDomain) and isinstance(source, IndexedDomain) and domain.size == source.size):
         return False
     first, second = (next(iter(one.once(_LOOKED_AT, limit=_LOOKED_AT))).images for one in (domain, source))

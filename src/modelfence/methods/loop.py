@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.data.image_spec import ImageSpec
-from modelfence.errors import ArtifactError, Interrupted, NonFiniteError
+from modelfence.errors import ArtifactError, Interrupted, ModelfenceError, NonFiniteError
 from modelfence.masking.digest import digest_of, digest_of_tensors
 from modelfence.masking.masked_model import MaskedModel
 from modelfence.methods.config import LearnConfig, MaskConfig
@@ -186,7 +186,6 @@ def learn(
     monitors = [one for one in (session.monitor, monitor) if one is not None]
     run = _Run(subject, digest_of(model), config, session, monitors, companion)
     run.restore()
-    run.require_same_step()
     stream = batches(run.step)
     with _interruptible() as stopped:
         while run.step < config.steps and not run.out_of_patience():
@@ -341,7 +340,22 @@ class _Run:
         save_state(self.session.state_file, tensors, facts)
 
     def restore(self) -> None:
-        """Go on from the saved state, if there is one and it is wanted."""
+        """Go on from the saved state, if there is one and it is wanted.
+
+        Raises:
+            InputError: It is of another run, here or at another process.
+            ArtifactError: It is damaged, or the processes begin with different steps.
+        """
+        failure = None
+        try:
+            self._restore()
+        except ModelfenceError as error:
+            failure = error
+        self._agree(failure)
+        if failure is not None:
+            raise failure
+
+    def _restore(self) -> None:
         path = self.session.state_file
         if path is None or not self.session.resume or not path.exists():
             return
@@ -361,17 +375,18 @@ class _Run:
         if self.companion is not None:
             self.companion.load(part_of(tensors, "companion"))
 
-    def require_same_step(self) -> None:
+    def _agree(self, failure: ModelfenceError | None) -> None:
         """Refuse processes of which some found a saved state and others, on another machine's disk, didn't.
 
-        Raises:
-            ArtifactError: They begin with different steps.
+        All take part, whatever they found: one that raised at once would leave the others waiting.
         """
         if self.fabric.world_size == 1:
             return
-        here = torch.tensor([float(self.step), -float(self.step)], device=self.fabric.device)
-        most, least = cast("Tensor", self.fabric.all_reduce(here, reduce_op="max")).abs().tolist()
-        if least != most:
+        here = torch.tensor([float(self.step), -float(self.step), float(bool(failure))], device=self.fabric.device)
+        most, least, failed = cast("Tensor", self.fabric.all_reduce(here, reduce_op="max")).abs().tolist()
+        if failed and failure is None:
+            raise ArtifactError(f"{self.session.state_file}: another process can't go on from the state that it has")
+        if least != most and failure is None:
             raise ArtifactError(
                 f"{self.session.state_file}: the processes would go on at different steps ({least:.0f} and "
                 f"{most:.0f}); give an output folder that all machines see"
