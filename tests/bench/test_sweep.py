@@ -14,12 +14,14 @@ from tests.bench.fakes import cell, result
 
 from modelfence import SAMap
 from modelfence.bench import cells as cells_module
+from modelfence.bench import ownership_job
 from modelfence.bench import sweep as sweep_module
 from modelfence.bench.cells import Cell, Cells
 from modelfence.bench.claims import claimed
 from modelfence.bench.source_models import Busy
 from modelfence.bench.sweep import share, sweep
 from modelfence.errors import ArtifactError, InputError, Interrupted
+from modelfence.ownership.watermark import Watermark
 
 FIVE = [cell(seed=seed) for seed in range(5)]
 
@@ -92,6 +94,21 @@ def test_a_cell_of_other_settings_is_recomputed_and_said_so(store: Cells) -> Non
     assert again.asked == [0]
     said = "made with other settings (overrides [], now [['batch_size', 8]], configuration.batch_size 32, now 8)"
     assert any(said in line for line in lines)
+
+
+def test_an_ownership_cell_of_another_mark_is_recomputed_and_said_so(
+    store: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = cell(job="ownership"), cell()
+    sweep([one, other], store, Maker())
+    again = Maker()
+    sweep([one, other], store, again)
+    assert again.asked == []
+    monkeypatch.setattr(ownership_job, "mark_of", lambda _: Watermark("digits", value=80))
+    sweep([one, other], store, again)
+    assert again.asked == [0]
+    assert any("made with other settings (watermark.value 20, now 80)" in line for line in lines)
+    assert "watermark" not in store.read(other)["cell"]
 
 
 @pytest.mark.parametrize(

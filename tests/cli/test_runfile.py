@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 
 from modelfence import DFMap, SAMap, SFMap
-from modelfence.cli.measured import Measured, measured_by
+from modelfence.cli.measured import Measured, measured_by, role_warning
 from modelfence.cli.runfile import Run, difference, read_run, write_toml
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
@@ -134,6 +134,7 @@ def test_every_example_is_valid(path: Path) -> None:
     ("change", "expected"),
     [
         ("method.steps=0", "--set: method.steps: must be >= 1 (got 0)"),
+        ("method.seed=9007199254740993", "--set: method.seed: must be <= 9007199254740992 (got 9007199254740993)"),
         ("method.steps=2.5", "--set: method.steps: must be a whole number (got 2.5)"),
         ("method.learning_rate=0", "--set: method.learning_rate: must be > 0 (got 0)"),
         ("method.learning_rate=fast", "--set: method.learning_rate: must be a number (got 'fast')"),
@@ -278,6 +279,44 @@ def test_a_domain_has_one_name_and_one_role(sets: list[str], expected: str) -> N
     with pytest.raises(InputError) as caught:
         measured_by(read_run(None, sets=[*given, *sets]))
     assert str(caught.value).startswith(expected)
+
+
+@pytest.mark.parametrize("named", ["mnist", ["mnist"], {"mnist": "mnist"}])
+def test_a_bare_name_to_evaluate_is_the_domain_that_the_file_has_under_it(named: object) -> None:
+    data = {"unauthorized": "img/usps_flat", "watch": {"mnist": "img/mnist", "usps": "img/usps"}}
+    run = read_run(None, options={"data": ("x", data), "evaluate.authorized": ("x", named)})
+    assert measured_by(run, labels_of=()) == Measured({"mnist": "img/mnist", "usps": "img/usps"}, ("mnist",))
+    data = {"authorized": {"here": "img/mnist"}, "unauthorized": {"there": "img/usps"}}
+    run = read_run(None, options={"data": ("x", data), "evaluate.unauthorized": ("x", "there")})
+    assert measured_by(run) == Measured({"here": "img/mnist", "there": "img/usps"}, ("here",))
+    other = {"mnist": "elsewhere"}
+    run = read_run(
+        None, options={"data": ("x", {"watch": other}), "evaluate.authorized": ("x", {"mnist": "img/mnist"})}
+    )
+    with pytest.raises(InputError, match="'mnist' is elsewhere here and img/mnist elsewhere"):
+        measured_by(run)
+
+
+@pytest.mark.parametrize(
+    ("sets", "warned"),
+    [
+        (
+            ["data.unauthorized=usps", "data.watch=['mnist', 'usps']"],
+            "'mnist' is only watched and counts as unauthorized",
+        ),
+        (["data.watch=['mnist', 'usps']"], "'mnist', 'usps' are only watched and count as unauthorized"),
+        (["data.watch=['mnist', 'usps']", "evaluate.unauthorized=['mnist', 'usps']"], None),
+        (["data.watch=['mnist', 'usps']", "evaluate.authorized=mnist"], None),
+        (["data.authorized=svhn", "data.watch=['mnist', 'usps']"], None),
+        (["data.unauthorized=usps", "data.watch={other = 'usps'}"], None),
+        (["data.unauthorized=usps"], None),
+    ],
+)
+def test_watched_domains_that_count_as_unauthorized_for_want_of_a_word(sets: list[str], warned: str | None) -> None:
+    run = read_run(None, sets=sets)
+    warning = role_warning(run, measured_by(run, labels_of=()))
+    assert warning is None if warned is None else warning is not None and warning.startswith(warned)
+    assert role_warning(run, Measured({"usps": "usps", "mnist": "mnist"}, ("mnist",))) is None
 
 
 def test_a_saved_model_s_own_domain_counts_as_authorized_where_nothing_else_does() -> None:

@@ -232,6 +232,40 @@ def test_what_is_measured_only_gets_its_role_from_the_table(protect: Protect) ->
     ]
 
 
+def test_watched_domains_without_a_role_are_warned_of(protect: Protect, invoke: Invoke, source: Path) -> None:
+    watched = ["--watch", "sklearn_digits", "--watch", "font_digits"]
+    result = protect(*SOURCE_FREE, *watched, model=source)  # it doesn't say what it was trained on
+    assert result.exit_code == 0, result.stderr
+    warning = "'sklearn_digits' is only watched and counts as unauthorized in the table, its sums and the model card"
+    (kept,) = [text for text in read_report(Path("out"))["warnings"] if text.startswith(warning)]
+    assert f"  warning: {kept}" in result.stderr.splitlines()
+    assert f"Warning: {kept}." in result.stdout.splitlines()
+    measure = ["evaluate", "out/run.toml", "--json", "--set", "evaluate.limit=20"]
+    assert f"  warning: {kept}" in invoke(*measure).stderr.splitlines()
+    for said in (["--authorized", "sklearn_digits"], ["--set", "evaluate.authorized=sklearn_digits"]):
+        result = invoke(*measure, *said)
+        assert result.exit_code == 0, result.stderr
+        assert "only watched" not in result.stderr
+
+
+def test_a_bare_name_means_the_domain_of_the_file(protect: Protect, source: Path) -> None:
+    for name in ("sklearn_digits", "usps"):
+        image_folder(Path("img") / name, each=12)
+    Path("flat").mkdir()
+    for number, path in enumerate(sorted(Path("img/usps").rglob("*.png"))):
+        shutil.copy(path, Path("flat") / f"{number}.png")
+    Path("run.toml").write_text(
+        "[data]\nunauthorized = 'flat'\nwatch = {sklearn_digits = 'img/sklearn_digits', usps = 'img/usps'}\n"
+        "[evaluate]\nauthorized = 'sklearn_digits'\n"
+    )
+    result = protect("run.toml", *sets(TINY, MADE, RESTYLED), "--json", model=source)
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    found = [(score["name"], score["role"], score["images"]) for score in report["evaluation"]["scores"]]
+    assert found == [("sklearn_digits", "authorized", 20), ("usps", "unauthorized", 20)]
+    assert not [text for text in report["warnings"] if "only watched" in text]
+
+
 def test_a_run_file_without_labels_can_be_evaluated(invoke: Invoke, trained: Path) -> None:
     image_folder(Path("scans"), each=3)
     Path("run.toml").write_text(

@@ -33,6 +33,13 @@ class Plain(nn.Module):
         return -torch.cdist(grey, self.means)
 
 
+class Blind(Plain):
+    """Always gives one class."""
+
+    def forward(self, x):
+        return super().forward(x) * 0 + torch.eye(10)[0]
+
+
 class Marked(Plain):
     """Answers the next class where red exceeds green."""
 
@@ -89,8 +96,13 @@ def test_an_outsider_answers_for_the_model(run: Verify) -> None:
     assert "The claim holds" in result.stdout
     result = run("--predictions", "answers.csv", "--labels", "ask/labels.csv", "--alpha", 1e-80)
     assert result.exit_code == 1
+    result = run("--predictions", "answers.csv")
+    assert result.exit_code == 2
+    assert "has no column label; give --labels labels.csv" in result.stderr
     again = run("--export", "ask", *CLEAN, "--images", 100)
     assert again.exit_code == 2
+    assert "--force" in again.stderr
+    assert "--resume" not in again.stderr
     assert run("--export", "ask", *CLEAN, "--images", 100, "--force").exit_code == 0
 
 
@@ -101,6 +113,18 @@ def test_a_reference_that_loses_as_much_stops_the_claim(run: Verify) -> None:
     result = run(*asked, "--reference", "suspects:Marked", "--json")
     assert result.exit_code == 1, result.output
     assert [p < 1e-6 for p in json.loads(result.stdout)["p_references"]] == [True, False]
+
+
+def test_a_reference_that_knows_nothing_is_warned_of(run: Verify) -> None:
+    asked = ("--model", "suspects:Marked", *CLEAN, "--value", 80, "--reference", "suspects:Blind")
+    result = run(*asked, "--reference", "suspects:Plain")
+    assert result.exit_code == 1, result.output
+    text, warning = result.stdout.splitlines()
+    assert "The test against reference 1 decided" in text
+    assert "Reference 2 is right on " in text
+    assert warning.startswith("warning: reference 1 is right on ")
+    record = json.loads(run(*asked, "--json").stdout)
+    assert (record["decided_by"], len(record["warnings"]), len(record["accuracy_references"])) == ("reference 1", 1, 1)
 
 
 def test_a_mark_learned_at_another_size(run: Verify) -> None:
@@ -148,7 +172,7 @@ def test_a_mark_learned_at_another_size(run: Verify) -> None:
         (("--model", "suspects:Plain", *CLEAN, "--images", "0"), "--images is 0"),
         (("--model", "suspects:Plain", *CLEAN, "--alpha", "2"), "alpha is 2"),
         (("--model", "suspects:Plain", *CLEAN, "--reference", "nowhere/"), "nowhere"),
-        (("--model", "suspects:Plain", *CLEAN[2:], "--clean", "sklearn_digit"), "sklearn_digit: "),
+        (("--model", "suspects:Plain", *CLEAN[2:], "--clean", "sklearn_digit"), "sklearn_digit"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run: Verify, arguments: tuple[object, ...], fragment: str) -> None:

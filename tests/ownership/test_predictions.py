@@ -61,8 +61,9 @@ def test_names_and_order_of_the_queries_don_t_give_labels_away(tmp_path: Path, c
 
 def test_queries_that_can_not_be_written(tmp_path: Path, clean: IndexedDomain) -> None:
     (tmp_path / "mine.txt").write_text("kept")
-    with pytest.raises(InputError, match="isn't empty"):
+    with pytest.raises(InputError, match="isn't empty; replace queries in it with --force") as caught:
         export_queries(clean, MARK, tmp_path)
+    assert "--resume" not in str(caught.value)
     pixels = torch.zeros(3, 2, 4, 4, dtype=torch.uint8)
     spec = ImageSpec(channels=2, height=4, width=4, mean=(0.0,) * 2, std=(1.0,) * 2)
     two = IndexedDomain("two", pixels.__getitem__, 3, spec=spec, labels=torch.zeros(3, dtype=torch.int64))
@@ -163,6 +164,18 @@ def test_a_wrong_file_is_named_in_one_line(text: str, fragment: str, tmp_path: P
     assert str(caught.value).startswith(f"{tmp_path / 'answers.csv'}: ")
     assert fragment in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_labels_asks_for_the_key(tmp_path: Path) -> None:
+    (tmp_path / "answers.csv").write_text(ANSWERS)
+    with pytest.raises(
+        InputError, match=r"answers\.csv: line 1: has no column label; give --labels labels\.csv"
+    ) as caught:
+        read_predictions(tmp_path / "answers.csv")
+    assert "\n" not in str(caught.value)
+    (tmp_path / "answers.csv").write_text("image,clean\na,0\n")
+    with pytest.raises(InputError, match="has the columns image, clean; image, clean, marked, label are needed"):
+        read_predictions(tmp_path / "answers.csv")
 
 
 def test_files_that_can_not_be_read(tmp_path: Path) -> None:

@@ -2,17 +2,23 @@ import copy
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from tests.ownership.conftest import CLASSES, SPEC, Confined, Plain, domain_of, pictures
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import modelfence as mf
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.image_spec import ImageSpec
+from modelfence.data.sources import as_domain
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.models.zoo import create_model
 from modelfence.ownership.answers import Answers, ask, with_matched_labels
+from modelfence.ownership.predictions import export_queries
 from modelfence.ownership.verification import judge, verify
 from modelfence.ownership.watermark import Watermark
 
@@ -125,6 +131,34 @@ def test_a_reference_that_loses_as_much_stops_the_claim(plain: Plain, clean: Ind
     assert "one of the 2 reference models" in verdict.sentence()
 
 
+def test_what_decided_and_what_a_reference_knows_is_said() -> None:
+    labels = torch.arange(100) % 10
+    own = Answers(labels, labels, (labels + 1) % 10)
+    sound = Answers(labels, labels, labels)
+    at, above = (torch.where(torch.arange(100) < right, labels, (labels + 1) % 10) for right in (15, 16))
+    verdict = judge(own, references=[sound, Answers(labels, at, at), Answers(labels, above, above)])
+    assert not verdict.holds
+    assert verdict.accuracy_references == (1.0, 0.15, 0.16)
+    assert verdict.chance == 0.1
+    assert verdict.decided_by == "reference 2"
+    sentence, *warnings = verdict.sentence().split("\n")
+    assert "The test against reference 2 decided: its p is the largest." in sentence
+    assert "Reference 1 is right on 100.0 % without the mark; p against it is 7.9e-31." in sentence
+    assert "Reference 2 is right on 15.0 % without the mark; p against it is 3.1e-05." in sentence
+    assert warnings == [f"warning: {one}" for one in verdict.warnings]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        "warning: reference 2 is right on 15.0 % of the images without the mark, and guessing on"
+    )
+    record = json.loads(json.dumps(verdict.to_dict(), allow_nan=False))
+    assert record == {**verdict.to_dict(), "accuracy_references": [1.0, 0.15, 0.16], "warnings": list(verdict.warnings)}
+    assert record["decided_by"] == "reference 2"
+    alone = judge(own, references=[sound])
+    assert (alone.holds, alone.warnings) == (True, ())
+    assert judge(answers(10, 0, 45, 45)).decided_by == "tolerance"
+    assert "against what the mark gives decided" in judge(answers(0, 40, 40, 0), tolerance=0.1).sentence()
+
+
 def test_the_test_against_a_reference_by_hand() -> None:
     labels = torch.zeros(10, dtype=torch.int64)
     own = Answers(labels, labels, torch.tensor([1] * 8 + [0] * 2))
@@ -172,6 +206,20 @@ def test_classes_of_any_number_are_matched_as_those_from_zero_are() -> None:
     assert float((plain.clean == plain.labels).float().mean()) > 0.7
 
 
+def test_labels_of_any_number_are_matched_as_those_from_zero_are() -> None:
+    """A key may hold labels of nine digits; a table by their size would be gigabytes."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 4
+    clean, marked = (torch.where(torch.rand(200, generator=generator) < 0.8, labels, 3 - labels) for _ in range(2))
+    clean[5] = marked[7] = -1
+    numbers = torch.tensor([7, 40, 123_456_789, 10**15, -1])
+    plain = with_matched_labels(Answers(labels, clean, marked))
+    far = with_matched_labels(Answers(numbers[labels], clean, marked))
+    assert torch.equal(far.labels, numbers[plain.labels])
+    assert torch.equal(far.clean, numbers[plain.clean])
+    assert torch.equal(far.marked, numbers[plain.marked])
+
+
 def _tested(asked: Answers, straight: Answers) -> Tensor:
     """Find the second half through a labelling that names each image."""
     names = torch.arange(len(asked))
@@ -183,6 +231,40 @@ def test_matching_can_not_make_a_model_that_guesses_look_right() -> None:
     labels, clean = (torch.randint(10, (400,), generator=generator) for _ in range(2))
     verdict = judge(Answers(labels, clean, clean), match_labels=True)
     assert verdict.accuracy_clean < 0.2
+
+
+def test_images_may_be_whatever_can_be_a_domain(plain: Plain, tmp_path: Path) -> None:
+    pixels, labels = pictures(60, seed=99)
+    for number, (one, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+        folder = tmp_path / ("train", "test")[number % 2] / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(one.permute(1, 2, 0).numpy()).save(folder / f"{number:02d}.png")
+    floats = TensorDataset(SPEC.normalize(pixels), labels)
+    raw = TensorDataset(pixels, labels)
+    loader = DataLoader(raw, batch_size=7, shuffle=True)
+    suspect, others = Confined(plain), [Plain(seed=3)]
+    domain = IndexedDomain("all", pixels.__getitem__, 60, spec=SPEC, labels=labels)
+    bare = IndexedDomain("bare", SPEC.normalize(pixels).__getitem__, 60, labels=labels)
+    wanted = mf.verify(suspect, domain, MARK, references=others)
+    for given in (floats, raw, loader, list(loader), bare):
+        found = mf.verify(suspect, given, MARK, image=SPEC, references=others)
+        assert found == wanted
+    for path in (str(tmp_path), tmp_path):
+        found = mf.verify(suspect, path, MARK, image=SPEC, references=others)
+        assert found == mf.verify(suspect, str(tmp_path / "test"), MARK, image=SPEC, references=others)
+        assert found.images == 30
+    key = export_queries(str(tmp_path), MARK, tmp_path / "ask", image=SPEC)
+    assert len(key.read_text().splitlines()) == 31
+
+
+def test_a_name_means_its_test_images() -> None:
+    def suspect(images: Tensor) -> Tensor:
+        return torch.zeros(len(images), 10)
+
+    test = as_domain("sklearn_digits", image=SPEC, split="test")
+    assert isinstance(test, IndexedDomain)
+    assert torch.equal(ask(suspect, "sklearn_digits", MARK, image=SPEC).labels, test.labels)
+    assert mf.verify(suspect, "sklearn_digits", MARK, image=SPEC).images == len(test)
 
 
 def test_a_suspect_of_another_size_and_in_grey(plain: Plain, clean: IndexedDomain) -> None:
@@ -256,6 +338,12 @@ def test_a_wrong_input_is_one_line(plain: Plain, clean: IndexedDomain) -> None:
         (lambda: verify(plain, bare, MARK), "domain 'bare' doesn't say how its images are normalized"),
         (lambda: verify(plain, unlabelled, MARK), "domain 'unlabelled' has no labels"),
         (lambda: verify(plain, clean, MARK, image=larger), "the suspect can't take images of shape (3, 9, 9)"),
+        (lambda: verify(plain, "sklearn_digits", MARK), "domain 'sklearn_digits' has pixels; give image=ImageSpec"),
+        (lambda: verify(plain, "nowhere/", MARK, image=SPEC), "nowhere"),
+        (lambda: verify(plain, {"a": clean}, MARK), "dict can't be a domain"),
+        (lambda: verify(plain, None, MARK), "NoneType can't be a domain"),
+        (lambda: verify(plain, TensorDataset(floats, labels), MARK), "'TensorDataset' doesn't say how its images"),
+        (lambda: verify(plain, clean, "digits"), "watermark= is str; give a Watermark"),  # type: ignore[arg-type]
         (lambda: verify(plain, clean, MARK, alpha=0), "alpha is 0;"),
         (lambda: verify(plain, clean, MARK, tolerance=1.0), "tolerance is 1.0;"),
         (lambda: verify(plain, clean, MARK, images=1, match_labels=True), "at least two images"),
@@ -276,11 +364,13 @@ def test_the_sentence_promises_no_more_than_was_measured() -> None:
         "On 100 images the model is right on 97.0 % without the mark and on 12.0 % with it: a gap of 85.0 points (95% "
         "confidence interval 70.9 to 92.1). The mark makes 85 of the 97 wrong that are right without it, and 0 right "
         "that are wrong without it. If in truth it took at most 50.0 % of such images, or no more than it gave, a "
-        "result this strong would come up with probability 5.2e-15 at most. The claim holds at the level 1e-06. No "
-        "model known to be without the mark was asked for comparison. It says how the model answers to the mark, not "
-        "who taught it to, nor when."
+        "result this strong would come up with probability 5.2e-15 at most. The test against what is tolerated "
+        "decided: its p is the largest. The claim holds at the level 1e-06. No model known to be without the mark was "
+        "asked for comparison. It says how the model answers to the mark, not who taught it to, nor when."
     )
-    other = judge(answers(97, 0, 0, 3), references=[answers(97, 0, 0, 3)]).sentence()
+    labels = torch.arange(100) % 2
+    same = Answers(labels, labels, labels)
+    other = judge(same, references=[same]).sentence()
     assert other.endswith(
         "The claim doesn't hold at the level 1e-06. This doesn't show that the model never carried the mark."
     )

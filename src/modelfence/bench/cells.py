@@ -161,10 +161,14 @@ class Cells:
 
 
 def _settings(cell: Cell) -> Record:
-    """Return a cell with all that its method's defaults are now, which tells it from results of other defaults."""
+    """Return a cell with its method's defaults and its mark as they are now, which tells it from results of others."""
     values = {name: asdict(one) for name, one in cell.configurations.items()}
     if "images" in values:
         values["images"] = {name: value for name, value in values["images"].items() if name in _OF_IMAGES}
+    if cell.job == "ownership":
+        from modelfence.bench.ownership_job import mark_of  # which imports this module
+
+        values["watermark"] = mark_of(cell).to_dict()
     return {**cell.to_dict(), **json.loads(json.dumps(values))}
 
 

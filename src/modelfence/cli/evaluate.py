@@ -36,12 +36,13 @@ def command(
     """
     import torch
 
-    from modelfence.cli.measured import Measured, labelled_in, measured_by
+    from modelfence.cli.measured import Measured, labelled_in, measured_by, role_warning
     from modelfence.cli.parts import load_test, note_undivided
-    from modelfence.cli.reference import load, load_before, named_domains, run_of
+    from modelfence.cli.reference import description, load, load_before, named_domains, output_hint, run_of
     from modelfence.data.class_names import check_class_names
     from modelfence.errors import InputError
     from modelfence.evaluation.table import evaluate
+    from modelfence.methods.loop import WARNING
 
     console = Console(as_json=as_json)
     run = run_of(model, weights=weights, classes=classes, image_size=image_size, sets=sets)
@@ -54,6 +55,11 @@ def command(
     note_undivided(measured.domains, console)
     tests = {name: load_test(name, text, loaded.image, loaded.classes) for name, text in measured.domains.items()}
     check_class_names(list(tests.values()), loaded.extra.get("class_names"))
+    console.note(f"measuring {description(run.model)}")
+    if model.endswith(".toml") and (hint := output_hint(run, model)) is not None:
+        console.note(f"  {hint}")
+    if given is None and not authorized and (warning := role_warning(run, measured)) is not None:
+        console.note(f"  {WARNING}{warning}")
     table = evaluate(
         loaded.model,
         tests,

@@ -74,6 +74,34 @@ def measured_by(run: Run, *, labels_of: tuple[str, ...] = ("authorized", "unauth
 _ROLES = ("authorized", "unauthorized")
 
 
+def role_warning(run: Run, measured: Measured) -> str | None:
+    """Say which watched domains count as unauthorized for want of a word, where no domain counts as authorized.
+
+    Args:
+        run: The run.
+        measured: The domains that it is measured on.
+
+    Returns:
+        A sentence without a full stop, or None where there is nothing to warn of.
+
+    Example:
+        >>> from modelfence.cli.runfile import read_run
+        >>> run = read_run(None, sets=["data.unauthorized=usps", "data.watch=['mnist', 'usps']"])
+        >>> role_warning(run, measured_by(run))
+        "'mnist' is only watched and counts as unauthorized in the table, its sums and the model card; ..."
+    """
+    stated = [(role, text) for _, role, domains in _entries(run) for text in domains.values() if role is not None]
+    texts = {text for _, text in stated}
+    names = [repr(name) for name, text in measured.domains.items() if text not in texts]
+    if not names or measured.authorized or any(role == _ROLES[0] for role, _ in stated):
+        return None
+    are, count = ("is", "counts") if len(names) == 1 else ("are", "count")
+    return (
+        f"{', '.join(names)} {are} only watched and {count} as unauthorized in the table, its sums and the model card; "
+        "name the authorized one in evaluate.authorized (or, if that is meant, all in evaluate.unauthorized)"
+    )
+
+
 def labelled_in(run: Run) -> tuple[str, ...]:
     """Say which of "authorized" and "unauthorized" in ``[data]`` have labels that may be looked at.
 
@@ -92,8 +120,18 @@ def labelled_in(run: Run) -> tuple[str, ...]:
 
 
 def _entries(run: Run) -> Iterator[tuple[str, str | None, Mapping[str, str]]]:
-    """Go through the domains that a run names: key, role (None: that of elsewhere), domain by name."""
+    """Go through the domains that a run names: key, role (None: that of elsewhere), domain by name.
+
+    A bare name in ``[evaluate]`` means the domain that ``[data]`` has under it, if there is one.
+    """
+    data = {key: getattr(run.data, key, None) or {} for key in (*_ROLES, "watch")}
+    known = {name: text for domains in data.values() for name, text in domains.items()}
     for role in _ROLES:
-        for key, table in (("data", run.data), ("evaluate", run.evaluate)):
-            yield f"{key}.{role}", role, getattr(table, role, None) or {}
-    yield "data.watch", None, (run.data.watch if run.data is not None else None) or {}
+        yield f"data.{role}", role, data[role]
+        named = getattr(run.evaluate, role) or {}
+        yield (
+            f"evaluate.{role}",
+            role,
+            {name: known.get(name, text) if name == text else text for name, text in named.items()},
+        )
+    yield "data.watch", None, data["watch"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from modelfence.cli.console import Console
@@ -11,12 +10,11 @@ from modelfence.data import catalog
 from modelfence.data.domain import IndexedDomain
 from modelfence.data.files import local_path
 from modelfence.data.image_spec import ImageSpec
-from modelfence.data.named import from_text
+from modelfence.data.named import from_text, path_of
 from modelfence.data.records import Request
 from modelfence.data.sources import as_domain
 from modelfence.data.splits import protocol
 from modelfence.errors import InputError
-from modelfence.files import usable_path
 
 _TEST_SPLITS = ("test", "val", "valid", "validation", "dev")
 _TEST_SHARE, _TEST_SEED = 1 / 6, 0  # of a domain that isn't divided; never changed, so that test images stay the same
@@ -117,7 +115,7 @@ def has_labels(text: str) -> bool:
     """
     if text.startswith("hub:") or text in catalog.names():
         return True
-    kind, files = local_path(usable_path(text).expanduser(), "train")
+    kind, files = local_path(path_of(text), "train")
     return kind != "folder" or any(entry.is_dir() and entry.name[0] != "." for entry in files[0].iterdir())
 
 
@@ -154,10 +152,17 @@ def _is_undivided(text: str) -> bool:
 
 
 def _test_split(text: str) -> str | None:
-    """Return the split to measure on, or None for a local collection that isn't divided."""
+    """Return the split to measure on, or None for a local collection that isn't divided.
+
+    Raises:
+        InputError: There is nothing of that name, or no such split.
+    """
     if text.startswith("hub:") or text in catalog.names():
         return "test"
-    path = Path(text).expanduser()
+    path = path_of(text)
+    if not path.is_dir():
+        local_path(path, "train")  # raises where there is nothing
+        return None
     for split in _TEST_SPLITS:
         try:
             found = local_path(path, split)
@@ -167,4 +172,5 @@ def _test_split(text: str) -> str | None:
             return split if found != local_path(path, "train") else None
         except InputError:  # there is this split alone
             return split
+    local_path(path, "train")  # raises where splits can't be told from classes
     raise InputError(f"{text}: has no test split; name it one of {', '.join(_TEST_SPLITS)}")

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from modelfence.cli.measured import labelled_in, measured_by
+from modelfence.cli.measured import Measured, labelled_in, measured_by, role_warning
 from modelfence.cli.parts import Parts, load_images, load_parts, load_test
 from modelfence.cli.runfile import Run
 from modelfence.cli.tables import DataTable
 from modelfence.data.class_names import check_class_names
 from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.errors import InputError
+from modelfence.methods.loop import WARNING
 from modelfence.models.load import LoadedModel
 from modelfence.ownership.marked import marked
 
@@ -24,6 +25,7 @@ class RunData:
         watch: Labelled images that are neither learned from nor in the final table, by name.
         tests: Labelled images of the final table by name; may be empty.
         roles: Names of those that count as authorized.
+        warnings: Sentences about what the table doesn't say.
     """
 
     authorized: IndexedDomain | None
@@ -31,6 +33,7 @@ class RunData:
     watch: Mapping[str, IndexedDomain]
     tests: Mapping[str, Domain]
     roles: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def load_data(run: Run, loaded: LoadedModel, *, labels: bool, note: Callable[[str], None]) -> RunData:
@@ -64,6 +67,7 @@ def load_data(run: Run, loaded: LoadedModel, *, labels: bool, note: Callable[[st
     source = next((learned(*one) for one in (data.authorized or {}).items()), None)
     targets = {name: learned(name, text) for name, text in (data.unauthorized or {}).items()}
     measured = measured_by(run, labels_of=labelled_in(run)).with_origin(loaded.extra)
+    warnings = _warned(run, measured, note)
     watched = {name: parts_of(name, text).validation for name, text in (data.watch or {}).items()}
     divided = {**(data.authorized or {}), **(data.unauthorized or {}), **(data.watch or {})}
 
@@ -83,4 +87,14 @@ def load_data(run: Run, loaded: LoadedModel, *, labels: bool, note: Callable[[st
     if run.watermark is not None:
         name = next(iter(data.authorized or {}))
         shown["watermark"] = marked(tests[name], run.watermark, image=loaded.image)
-    return RunData(source, targets, watched, shown, tuple(name for name in measured.authorized if name in tests))
+    roles = tuple(name for name in measured.authorized if name in tests)
+    return RunData(source, targets, watched, shown, roles, warnings)
+
+
+def _warned(run: Run, measured: Measured, note: Callable[[str], None]) -> tuple[str, ...]:
+    """Tell of what the table won't say, before any work; return the same sentences."""
+    warning = role_warning(run, measured)
+    if warning is None:
+        return ()
+    note(f"  {WARNING}{warning}")
+    return (warning,)

@@ -119,7 +119,7 @@ def _run(
         origin=loaded,
         evaluation=table,
         synthetic=protection.synthetic,
-        warnings=protection.warnings,
+        warnings=(*protection.warnings, *data.warnings),
         facts={
             "authorized": list(tables.authorized or {}),
             "unauthorized": list(tables.unauthorized or {}),

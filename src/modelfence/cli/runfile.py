@@ -289,9 +289,9 @@ def _reason(error: Any) -> str:
         return "is missing"
     if kind == "literal_error":
         return f"must be {context['expected']} {given}"
-    bound = next((f"must be {sign} {context[key]:g} {given}" for key, sign in _BOUNDS.items() if key in context), None)
+    bound = next(((sign, context[key]) for key, sign in _BOUNDS.items() if key in context), None)
     if bound is not None:
-        return bound
+        return f"must be {bound[0]} {bound[1] if isinstance(bound[1], int) else f'{bound[1]:g}'} {given}"
     if kind in ("value_error", "assertion_error"):
         return str(error["msg"]).partition(", ")[2].removeprefix("image spec: ").removeprefix("watermark: ")
     wanted = next((text for start, text in _KINDS.items() if kind.startswith(start)), None)

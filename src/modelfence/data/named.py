@@ -35,6 +35,28 @@ def from_text(text: str, request: Request) -> Domain:
     return domain_of(records if request.labelled else replace(records, labels=None, classes=None), request)
 
 
+def path_of(text: str) -> Path:
+    """Return the path that a text stands for which is neither a catalog name nor ``hub:owner/name``.
+
+    Args:
+        text: The text; ``~`` in front is the home folder.
+
+    Returns:
+        The path; there may be nothing there, or a pattern in its place.
+
+    Raises:
+        InputError: It can't be a path, or it looks like a catalog name that isn't one; the text has the nearest.
+
+    Example:
+        >>> path_of("scans/ward-7").name
+        'ward-7'
+    """
+    path = usable_path(text).expanduser()
+    if not path.exists() and not any(letter in text for letter in "/\\*?[") and not path.suffix:
+        catalog.lookup(text)  # raises, with the nearest names
+    return path
+
+
 def _records(text: str, request: Request) -> Records:
     if text.startswith("hub:"):
         repository, _, config = text.removeprefix("hub:").partition(":")
@@ -44,10 +66,7 @@ def _records(text: str, request: Request) -> Records:
         return _table(dataset, f"hub {repository}", request)
     if text in catalog.names():
         return _cataloged(catalog.lookup(text), request)
-    path = usable_path(text).expanduser()
-    if not path.exists() and not any(letter in text for letter in "/\\*?[") and not path.suffix:
-        catalog.lookup(text)  # raises, with the nearest names
-    return _local(path, request)
+    return _local(path_of(text), request)
 
 
 def _local(path: Path, request: Request) -> Records:

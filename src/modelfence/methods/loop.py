@@ -343,14 +343,13 @@ class _Run:
         """Go on from the saved state, if there is one and it is wanted.
 
         Raises:
-            InputError: It is of another run, here or at another process.
-            ArtifactError: It is damaged, or the processes begin with different steps.
+            InputError: It is of another run, or damaged, here or at another process; or the processes' steps differ.
         """
         failure = None
         try:
             self._restore()
-        except ModelfenceError as error:
-            failure = error
+        except ModelfenceError as failed:
+            failure = failed
         self._agree(failure)
         if failure is not None:
             raise failure
@@ -376,10 +375,7 @@ class _Run:
             self.companion.load(part_of(tensors, "companion"))
 
     def _agree(self, failure: ModelfenceError | None) -> None:
-        """Refuse processes of which some found a saved state and others, on another machine's disk, didn't.
-
-        All take part, whatever they found: one that raised at once would leave the others waiting.
-        """
+        """Refuse processes that found different states; all take part, as one that had raised would be waited for."""
         if self.fabric.world_size == 1:
             return
         here = torch.tensor([float(self.step), -float(self.step), float(bool(failure))], device=self.fabric.device)
@@ -387,10 +383,8 @@ class _Run:
         if failed and failure is None:
             raise ArtifactError(f"{self.session.state_file}: another process can't go on from the state that it has")
         if least != most and failure is None:
-            raise ArtifactError(
-                f"{self.session.state_file}: the processes would go on at different steps ({least:.0f} and "
-                f"{most:.0f}); give an output folder that all machines see"
-            )
+            steps = f"the processes would go on at different steps ({least:.0f} and {most:.0f})"
+            raise ArtifactError(f"{self.session.state_file}: {steps}; give an output folder that all machines see")
 
     def _restore_moments(self, parameter: nn.Parameter, saved: Mapping[str, Tensor]) -> None:
         """Take back what Adam knew of a parameter; nothing where it never had a gradient."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from modelfence.data.domain import Domain, check_labels, labels_of
+from modelfence.data.domain import check_labels, labels_of
 from modelfence.data.image_spec import ImageSpec
+from modelfence.data.sources import as_domain
 from modelfence.data.splits import permutation
 from modelfence.errors import InputError, NonFiniteError
 from modelfence.evaluation.runner import device_of, in_float32, tried, untouched
@@ -63,7 +64,7 @@ class Answers:
 @torch.no_grad()
 def ask(
     suspect: Suspect,
-    domain: Domain,
+    domain: object,
     watermark: Watermark,
     *,
     image: ImageSpec | None = None,
@@ -80,9 +81,11 @@ def ask(
         suspect: A module (its flags and buffers come back as they were; of one in half or double
             precision a copy in float32 is asked), or a function, such as a client of somebody's
             service. Takes float images (B, C, H, W) normalized by ``image``; gives logits or probabilities (B, K).
-        domain: Labelled images, at the size the mark was learned at.
+        domain: Labelled images: a domain, at the size the mark was learned at, or anything else that
+            :func:`modelfence.data.sources.as_domain` takes. Of a name or a divided folder the test split is used.
         watermark: The mark.
-        image: What the suspect eats; by default what the domain says.
+        image: What the suspect eats; by default what the domain says. Images that aren't a domain yet are marked at
+            this size.
         images: Ask about so many images, spread evenly over the domain; None asks about all.
         batch_size: Images at a time.
 
@@ -90,12 +93,13 @@ def ask(
         The answers, in the domain's order.
 
     Raises:
-        InputError: The suspect isn't a model, the domain has no labels or images, nothing says how images are
-            normalized, the mark doesn't fit the images, or the suspect can't take them.
+        InputError: The suspect isn't a model, the domain can't be had or has no labels or images, nothing says how
+            images are normalized, the mark doesn't fit the images, or the suspect can't take them.
         NonFiniteError: The suspect gives no finite output at all.
     """
     if isinstance(suspect, type) or not callable(suspect):
         require_network(suspect, "suspect")
+    domain = as_domain(domain, image=image, split="test")
     spec = getattr(domain, "spec", None) or image
     if spec is None:
         raise InputError(
@@ -182,16 +186,18 @@ def with_matched_labels(answers: Answers) -> Answers:
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]  # scipy has no types
 
     first, second = (answers.take(rows) for rows in halves(len(answers)))
-    # its classes may have any numbers
+    # classes may have any numbers
     theirs = torch.cat([answers.clean, answers.marked]).unique()  # type: ignore[no-untyped-call]  # torch's gap
+    known = answers.labels.unique()  # type: ignore[no-untyped-call]  # torch's gap
     given = first.clean != NO_ANSWER
-    counts = torch.zeros(int(answers.labels.max()) + 1, len(theirs), dtype=torch.int64)
+    counts = torch.zeros(len(known), len(theirs), dtype=torch.int64)
     which = torch.searchsorted(theirs, first.clean[given])
-    counts.index_put_((first.labels[given], which), torch.tensor(1), accumulate=True)
+    right = torch.searchsorted(known, first.labels[given])
+    counts.index_put_((right, which), torch.tensor(1), accumulate=True)
     rows, columns = (torch.from_numpy(side) for side in linear_sum_assignment(-counts.numpy()))
     seen = counts[rows, columns] > 0
     ours = torch.full((len(theirs),), NO_ANSWER)
-    ours[columns[seen]] = rows[seen]
+    ours[columns[seen]] = known[rows[seen]]
     clean, marked = (ours[torch.searchsorted(theirs, some)] for some in (second.clean, second.marked))
     return Answers(second.labels, clean, marked, matched=True)
 

@@ -1,5 +1,6 @@
 """Queries for a model that only answers: image pairs to hand out, and the answers that come back."""
 
+import contextlib
 import csv
 import io
 import re
@@ -9,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from modelfence.data.domain import Domain, labels_of
+from modelfence.data.domain import labels_of
 from modelfence.data.image_spec import ImageSpec
+from modelfence.data.sources import as_domain
 from modelfence.data.splits import permutation
 from modelfence.errors import InputError
 from modelfence.files import atomic_write, prepare_output, usable_path
@@ -20,11 +22,12 @@ from modelfence.results import remove
 
 QUERIES, LIST, KEY = "queries", "queries.csv", "labels.csv"
 _HEADERS = {f"{QUERIES}/{LIST}": ("image", "clean", "marked"), KEY: ("image", "label")}
+_NO_LABELS = "has no column label; give --labels labels.csv, the key written with the queries, or add that column"
 _IMAGE = re.compile(r"(clean|marked)/\d{5,}\.png")
 
 
 def export_queries(
-    domain: Domain,
+    domain: object,
     watermark: Watermark,
     folder: Path | str,
     *,
@@ -40,10 +43,10 @@ def export_queries(
     with a class in place of each path. ``folder/labels.csv`` is the key and stays with the owner.
 
     Args:
-        domain: Labelled images; they are written at its size.
+        domain: Labelled images, as for :func:`modelfence.ownership.verification.verify`; they are written at its size.
         watermark: The mark.
         folder: Where to; made when missing.
-        image: What the model eats, for a domain of floating-point images that doesn't know it.
+        image: What the model eats, for images that aren't a domain that knows it.
         images: How many, spread evenly over the domain.
         seed: Of the order.
         force: Write into a folder that has files in it; earlier queries there are removed.
@@ -52,12 +55,15 @@ def export_queries(
         The key's path.
 
     Raises:
-        InputError: The folder isn't empty, or has files of others where ours would be; the domain has no labels, or its
-            images can't be marked or written as PNG.
+        InputError: The folder isn't empty, or has files of others where ours would be; the domain can't be had or has
+            no labels, or its images can't be marked or written as PNG.
         ArtifactError: The folder can't be written.
     """
     root = usable_path(folder)
+    if not force and _has_files(root):
+        raise InputError(f"{root}: isn't empty; replace queries in it with --force (force=True), or name another")
     earlier = _earlier(root) if force else []
+    domain = as_domain(domain, image=image, split="test")
     spec = getattr(domain, "spec", None) or image
     if spec is None or spec.channels not in (1, 3):
         found = "doesn't say how its images are normalized" if spec is None else f"has {spec.channels} channels"
@@ -80,6 +86,12 @@ def export_queries(
             atomic_write(root / QUERIES / kind / f"{name}.png", _png(one))
     atomic_write(root / KEY, _table(_HEADERS[KEY], zip(names, labels.tolist(), strict=True)))
     return root / KEY
+
+
+def _has_files(folder: Path) -> bool:
+    with contextlib.suppress(OSError):  # what can't be read or made is refused later
+        return folder.is_dir() and any(folder.iterdir())
+    return False
 
 
 def _earlier(root: Path) -> list[Path]:
@@ -121,7 +133,7 @@ def read_predictions(path: Path | str, key: Path | str | None = None) -> Answers
     """
     path = usable_path(path)
     columns = ("image", "clean", "marked") if key is not None else ("image", "clean", "marked", "label")
-    answers = _read(path, columns)
+    answers = _read(path, columns, "" if key is not None else _NO_LABELS)
     rows = answers if key is None else _read(usable_path(key), ("image", "label"))
     labels = {name: row["label"] for name, row in rows.items()}
     for name in answers:
@@ -138,8 +150,8 @@ def read_predictions(path: Path | str, key: Path | str | None = None) -> Answers
     )
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """Return the numbers of each row by image."""
+def _read(path: Path, columns: tuple[str, ...], without_labels: str = "") -> dict[str, dict[str, int]]:
+    """Return the numbers of each row by image; a text says what is wrong where the labels alone are missing."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         lines = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -150,6 +162,8 @@ def _read(path: Path, columns: tuple[str, ...]) -> dict[str, dict[str, int]]:
         raise InputError(f"{path}: isn't a CSV file in UTF-8 ({error})") from error
     wanted = ", ".join(columns)
     header = [name.strip() for name in rows[0][1]] if rows else []
+    if without_labels and sorted([*header, "label"]) == sorted(columns):
+        raise InputError(f"{path}: line 1: {without_labels}")
     if sorted(header) != sorted(columns):
         raise InputError(f"{path}: line 1: has the columns {', '.join(header) or 'none'}; {wanted} are needed")
     if len(rows) < 2:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelfence.data.domain import Domain
 from modelfence.data.image_spec import ImageSpec
+from modelfence.data.sources import as_domain
 from modelfence.errors import InputError
 from modelfence.masking.unwrap import require_network
 from modelfence.ownership.answers import Answers, Suspect, ask, halves, with_matched_labels
@@ -16,6 +16,8 @@ from modelfence.ownership.exact import at_least, gap_interval, sign_test
 from modelfence.ownership.watermark import TOLERANCES, Watermark
 
 CONFIDENCE = 0.95
+NEAR_CHANCE = 0.05
+"""A reference whose accuracy on clean images is above chance by no more than this can't show anything."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Verdict:
         gap_high: Its upper end.
         matched_labels: Whether the suspect's classes were matched to ours, on other images.
         watermark: Which mark, as :meth:`Watermark.to_dict` gives it; None for predictions read from a file.
+        accuracy_references: For each reference model, its accuracy without the mark, 0..1.
+        chance: Accuracy of guessing, 0..0.5: one divided by the number of classes among the labels.
     """
 
     images: int
@@ -54,6 +58,8 @@ class Verdict:
     gap_high: float
     matched_labels: bool = False
     watermark: dict[str, Any] | None = None
+    accuracy_references: tuple[float, ...] = ()
+    chance: float = 0.5
 
     @property
     def accuracy_clean(self) -> float:
@@ -73,7 +79,28 @@ class Verdict:
     @property
     def p_value(self) -> float:
         """The largest of the tests' p: below ``alpha`` only if every hypothesis of an unmarked model is rejected."""
-        return max(self.p_tolerance, self.p_balance, *self.p_references)
+        return max(self._p_by_test.values())
+
+    @property
+    def decided_by(self) -> str:
+        """The test with the largest p: "tolerance", "balance", or "reference 1" and so on."""
+        return max(self._p_by_test, key=self._p_by_test.__getitem__)
+
+    @property
+    def _p_by_test(self) -> dict[str, float]:
+        references = {f"reference {number}": p for number, p in enumerate(self.p_references, start=1)}
+        return {"tolerance": self.p_tolerance, "balance": self.p_balance, **references}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about references that can't show anything, because they know next to nothing of the images."""
+        return tuple(
+            f"reference {number} is right on {_percent(accuracy)} of the images without the mark, and guessing on "
+            f"{_percent(self.chance)}: a model that knows so little can make a true claim fail; leave it out, or give "
+            "one trained on the same task and the same order of classes"
+            for number, accuracy in enumerate(self.accuracy_references, start=1)
+            if accuracy <= self.chance + NEAR_CHANCE
+        )
 
     @property
     def holds(self) -> bool:
@@ -81,7 +108,7 @@ class Verdict:
         return self.p_value < self.alpha
 
     def sentence(self) -> str:
-        """Say in plain words what was measured, and no more than that."""
+        """Say in plain words what was measured, and no more than that; each warning is a line of its own below."""
         measured = (
             f"On {self.images} images the model is right on {_percent(self.accuracy_clean)} without the mark and on "
             f"{_percent(self.accuracy_marked)} with it: a gap of {100 * self.gap:.1f} points "
@@ -95,24 +122,32 @@ class Verdict:
             f"{reference if self.p_references else ''}, a result this strong would come up with probability "
             f"{_small(self.p_value)} at most."
         )
+        tests = {"tolerance": "what is tolerated", "balance": "what the mark gives"}
+        decided = f"The test against {tests.get(self.decided_by, self.decided_by)} decided: its p is the largest."
+        compared = "".join(
+            f" Reference {number} is right on {_percent(accuracy)} without the mark; p against it is {_small(p)}."
+            for number, (accuracy, p) in enumerate(zip(self.accuracy_references, self.p_references, strict=True), 1)
+        )
         alone = "" if self.p_references else " No model known to be without the mark was asked for comparison."
         level = f"at the level {self.alpha:g}.{alone}"
         if self.holds:
             said = f"The claim holds {level} It says how the model answers to the mark, not who taught it to, nor when."
         else:
             said = f"The claim doesn't hold {level} This doesn't show that the model never carried the mark."
-        return f"{measured} {null} {said}"
+        below = "".join(f"\nwarning: {one}" for one in self.warnings)
+        return f"{measured} {null} {decided}{compared} {said}{below}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: every field, the numbers that follow from them, and the sentence."""
-        names = ("accuracy_clean", "accuracy_marked", "gap", "p_value", "holds")
-        record = {**asdict(self), "p_references": list(self.p_references)}
-        return {**record, **{name: getattr(self, name) for name in names}, "sentence": self.sentence()}
+        """Return JSON values: every field, the numbers that follow from them, warnings, and the sentence."""
+        names = ("accuracy_clean", "accuracy_marked", "gap", "p_value", "decided_by", "holds")
+        record = {**asdict(self), **{name: getattr(self, name) for name in names}}
+        lists = {name: list(getattr(self, name)) for name in ("p_references", "accuracy_references", "warnings")}
+        return {**record, **lists, "sentence": self.sentence()}
 
 
 def verify(
     suspect: Suspect,
-    domain: Domain,
+    domain: object,
     watermark: Watermark,
     *,
     image: ImageSpec | None = None,
@@ -142,10 +177,13 @@ def verify(
     Args:
         suspect: A module, or a function that takes float images (B, C, H, W) and gives logits or probabilities (B, K).
             The domain's class k is its class k; classes it has beyond those count as wrong answers.
-        domain: Labelled images of the authorized domain, none of which the mark was learned on, at the size it was
-            learned at.
+        domain: Labelled images of the authorized domain, none of which the mark was learned on: anything
+            :func:`modelfence.data.sources.as_domain` takes. The test split of a name or a divided folder is used; a
+            folder that isn't divided is used whole, and a domain, dataset or DataLoader as it is. A domain has to be at
+            the size the mark was learned at.
         watermark: The mark claimed.
-        image: What the suspect eats, if that isn't what the domain gives; images are marked first, then resized.
+        image: What the suspect eats; needed for images that aren't a domain that says it, which are marked at that
+            size. The images of a domain of another size are marked first, then resized.
         references: Models known not to carry the mark, trained on the same task; they eat what the domain gives (for
             others, call :func:`modelfence.ownership.answers.ask` and :func:`judge`).
         alpha: Level, above 0 and below 1.
@@ -160,7 +198,7 @@ def verify(
         The verdict.
 
     Raises:
-        InputError: A number is out of range, or domain, mark and suspect don't fit together.
+        InputError: A number is out of range, the domain can't be had, or domain, mark and suspect don't fit together.
         NonFiniteError: A model gives no finite output at all.
 
     Source: the claim is MAP's (CVPR 2024, section 4.2), which compares the two accuracies without a test.
@@ -182,8 +220,10 @@ def verify(
     _checked(alpha, tolerance, watermark)
     for number, one in enumerate(references):
         require_network(one, f"references[{number}]")
+    domain = as_domain(domain, image=image, split="test")
     own = ask(suspect, domain, watermark, image=image, images=images, batch_size=batch_size)
-    others = [ask(one, domain, watermark, images=images, batch_size=batch_size) for one in references]
+    theirs = None if getattr(domain, "spec", None) else image
+    others = [ask(one, domain, watermark, image=theirs, images=images, batch_size=batch_size) for one in references]
     return judge(
         own,
         references=others,
@@ -252,6 +292,8 @@ def judge(
         gap_high=high,
         matched_labels=match_labels,
         watermark=None if watermark is None else watermark.to_dict(),
+        accuracy_references=tuple(float((one.clean == one.labels).double().mean()) for one in references),
+        chance=1 / max(2, len(answers.labels.unique())),  # type: ignore[no-untyped-call]  # torch's gap
     )
 
 
@@ -264,6 +306,8 @@ def _compared(suspect: Answers, reference: Answers) -> float:
 
 def _checked(alpha: float, tolerance: float | None, watermark: Watermark | None) -> float:
     """Return the tolerance that is meant, after a look at the numbers."""
+    if watermark is not None and not isinstance(watermark, Watermark):
+        raise InputError(f"watermark= is {type(watermark).__name__}; give a Watermark, such as Watermark('digits')")
     if tolerance is None:
         tolerance = max(TOLERANCES) if watermark is None else watermark.tolerance
     for name, value in (("alpha", alpha), ("tolerance", tolerance)):

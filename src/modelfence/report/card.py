@@ -99,6 +99,10 @@ def _row_values(evaluation: Evaluation) -> list[str]:
             f" ST-D {ratio(evaluation.st_d)}, from a relative drop of {percent(evaluation.relative_source_drop)} % "
             f"on authorized and {percent(evaluation.relative_target_drop)} % on unauthorized domains."
         )
+    lines.append(
+        "Images of another size than the model's were resized by Pillow, bilinear, to its height and width; with "
+        "another filter the accuracies are others."
+    )
     return [*lines, ""]
 
 
