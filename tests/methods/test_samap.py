@@ -115,20 +115,27 @@ def test_a_domain_without_labels_is_named():
 @pytest.mark.parametrize(
     ("given", "without", "with_batch_norm"),
     [
-        ({}, 600, 300),
+        ({}, 936, 300),
         ({"steps": 7}, 7, 7),
-        ({"longer_without_batch_norm": 3}, 900, 300),
-        ({"longer_without_batch_norm": 0.001}, 1, 300),
-        ({"steps": 300, "longer_without_batch_norm": 1}, 300, 300),
+        ({"without_batch_norm": None}, 300, 300),
         ({"recipe": "paper"}, 936, 936),
         ({"recipe": "ownership"}, 750, 750),
     ],
 )
-def test_the_recipes_own_steps_are_twice_as_many_without_batch_norm(given, without, with_batch_norm):
+def test_steps_without_batch_norm_are_the_papers_unless_given(given, without, with_batch_norm):
     alone, normalized = SAMap(**given).for_network(toy.trained("mlp")), SAMap(**given).for_network(toy.trained("cnn"))
     assert (alone.steps, normalized.steps) == (without, with_batch_norm)
     assert alone.for_network(toy.trained("mlp")) == alone
     assert replace(SAMap(**given), steps=7).for_network(toy.trained("mlp")).steps == 7
+
+
+def test_without_batch_norm_the_default_learns_the_papers_mask():
+    """All of the recipe's values are replaced: not only those that are known to this test."""
+    default, paper = SAMap().for_network(toy.trained("mlp")), SAMap(recipe="paper")
+    assert replace(default, recipe="paper", batch_statistics=False) == paper
+    given = {"ascent": 0.7, "source_loss": "cross_entropy", "learning_rate": 5e-4, "seed": 3}
+    kept = SAMap(**given).for_network(toy.trained("mlp"))
+    assert {name: getattr(kept, name) for name in given} == given
 
 
 def test_the_ownership_recipe_is_eq_7_for_each_image_until_its_class_cannot_win():
@@ -169,5 +176,5 @@ def test_a_target_that_is_the_source_is_warned_of_and_the_source_is_kept(masks):
             unauthorized={"same": source, "other": toy.blobs(100, seed=1, inverted=True)},
             method=SAMap(steps=40, learning_rate=1e-3, masks=masks, held_out=held_out),
         )
-        assert [text.split(" begins with")[0] for text in found.warnings] == ["unauthorized domain 'same'"]
+        assert [text.split(" has images of")[0] for text in found.warnings] == ["unauthorized domain 'same'"]
         assert toy.accuracy(found.model, toy.blobs(seed=5)) > 0.95

@@ -431,7 +431,7 @@ def test_a_watermark_becomes_an_unauthorized_domain():
     alone = protect(toy.trained(), authorized=domain, image=IMAGE, ownership=Watermark("objects"))
     assert alone.config == SAMap(recipe="ownership")
     chosen = protect(toy.trained(), authorized=domain, **values)
-    assert chosen.config == values["method"]
+    assert chosen.config == values["method"].for_network(toy.trained())
 
 
 @pytest.mark.parametrize(("rate", "warned"), [(1e-2, True), (1e-5, False)])

@@ -1,6 +1,7 @@
 """SA-MAP: a mask from labelled images of both domains (Eq. 1), by default hardened against BatchNorm refresh."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from modelfence.losses.classification import cross_entropy, distillation
 from modelfence.masking.batch_mode import has_batch_norm
 from modelfence.masking.masked_model import MaskedModel
-from modelfence.methods.config import STRICT, MaskConfig, Positive
+from modelfence.methods.config import STRICT, MaskConfig
 from modelfence.methods.labelled import Step, labelled_steps, look_at_labelled
 from modelfence.methods.loop import Learned, Session, learn_scores
 from modelfence.methods.registry import learner
@@ -32,12 +33,13 @@ class SAMap(MaskConfig):
     """Configuration of source-available MAP; see :class:`MaskConfig` for the loop.
 
     Eq. 1 of MAP (CVPR 2024): ``CE(f(x_s), y_s) - min(lambda CE(f(x_t), y_t), alpha)``. The recipe "paper" is that,
-    with the paper's constants, but in two places, because it closed more so on all networks measured (decisions 12 and
-    16): the bound is on each image, not on the mean over them, and the learning rate falls to zero over the last half
-    of the steps, where the paper names no schedule. As printed it is ``SAMap(recipe="paper", clamp="batch",
+    with the paper's constants, but in two places: the bound is on each image, not on the mean over them, which closed
+    more on VGG11 with BatchNorm and without (decision 16), and the learning rate falls to zero over the last half of
+    the steps, where the paper names no schedule (decision 12). As printed it is ``SAMap(recipe="paper", clamp="batch",
     decay=0.0)``, and ``scale="elementwise"`` takes the bound to the scale of the rivals' code. The default bounds each
     image too and, for networks with BatchNorm, adds the same two terms with batch statistics, because a refresh of the
-    running statistics on a few unlabelled images restores a mask learned without them.
+    running statistics on a few unlabelled images restores a mask learned without them. For other networks the default
+    has the values of the recipe "paper" (decision 17).
 
     The recipe "ownership" is for a mark on the authorized images (Eq. 7), and what ``protect`` takes where marked
     images are all that is unauthorized. Both domains have the same images, so the mask learns longer, with less weight
@@ -47,8 +49,8 @@ class SAMap(MaskConfig):
     Attributes:
         recipe: "default", "paper", or "ownership". It sets the value of every field that isn't given.
         source_loss: "cross_entropy" (paper), or "distillation" from the original model.
-        longer_without_batch_norm: Factor on ``steps``, where those are the recipe's own, for a network without
-            BatchNorm, where a step learns in one mode, not in two.
+        without_batch_norm: The recipe whose values replace this one's own where the network has no BatchNorm; None: as
+            they are.
 
     Example:
         >>> SAMap(recipe="paper").limit, SAMap(recipe="paper").ascent
@@ -58,7 +60,7 @@ class SAMap(MaskConfig):
     """
 
     RECIPES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "default": {**_DEFAULT, "longer_without_batch_norm": 2.0},
+        "default": {**_DEFAULT, "without_batch_norm": "paper"},
         "paper": {"steps": 936, "batch_size": 32, "decay": 0.5, "clamp": "sample", "batch_statistics": False},
         "ownership": {**_DEFAULT, "steps": 750, "ascent": 0.2, "limit": None, "batch_statistics": False},
     }
@@ -66,23 +68,27 @@ class SAMap(MaskConfig):
     recipe: Literal["default", "paper", "ownership"] = "default"  # type: ignore[assignment]  # wider than the base; frozen
 
     source_loss: Literal["cross_entropy", "distillation"] = "cross_entropy"
-    longer_without_batch_norm: Positive = 1.0
+    without_batch_norm: Literal["paper"] | None = None
 
     def for_network(self, model: nn.Module) -> Self:
-        """Return these settings with the factor for networks without BatchNorm multiplied in, and set to 1.
+        """Return these settings, with the values of ``without_batch_norm`` where the network has no BatchNorm.
 
-        A number of steps that isn't the recipe's is taken as it is.
+        They replace what is this recipe's own value. Another value was given, and is taken as it is.
 
         Args:
             model: The network; what comes back is for networks of its kind alone.
 
         Example:
             >>> SAMap().for_network(nn.Linear(2, 2)).steps, SAMap().for_network(nn.BatchNorm2d(2)).steps
-            (600, 300)
+            (936, 300)
             >>> SAMap(steps=100).for_network(nn.Linear(2, 2)).steps
             100
         """
-        return self if has_batch_norm(model) else self.multiplied({"longer_without_batch_norm": "steps"})
+        if self.without_batch_norm is None or has_batch_norm(model):
+            return self
+        other = type(self)(recipe=self.without_batch_norm)
+        own = [name for name, value in self.RECIPES[self.recipe].items() if getattr(self, name) == value]
+        return replace(self, **{name: getattr(other, name) for name in own})
 
 
 @learner(SAMap, needs=("authorized", "unauthorized"), check=look_at_labelled)
