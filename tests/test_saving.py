@@ -1,6 +1,7 @@
 """What protect() and its result leave in a folder."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from safetensors.torch import load_file, save_file
 from tests.methods import toy
 from torch import nn
 
-from modelfence import Mask, SAMap, protect
+from modelfence import ImageSpec, Mask, SAMap, protect
 from modelfence.errors import InputError
 from modelfence.files import parse_json, unsealed
+from modelfence.models.load import load_model
 from modelfence.protect import Protection
 
 SOURCE, TARGET = toy.blobs(seed=1), toy.blobs(seed=2, inverted=True)
@@ -35,6 +37,20 @@ def test_saving_over_an_earlier_result_leaves_nothing_of_it(tmp_path: Path) -> N
     Protection(mask.apply(model), mask, {}, [], config).save(tmp_path)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert names == ["history.csv", "mask/mask.json", "mask/mask.safetensors", "model.safetensors", "report.json"]
+
+
+@pytest.mark.parametrize("masks", ["joint", "one_each"])
+def test_what_python_saved_is_loaded_by_the_factory_alone(tmp_path: Path, masks: Literal["joint", "one_each"]) -> None:
+    image = ImageSpec(1, 8, 8, (0.5,), (0.25,))
+    method = SAMap(**TINY, masks=masks)
+    found = protect(toy.trained("cnn"), authorized=SOURCE, unauthorized=TARGET, image=image, method=method)
+    found.save(tmp_path)
+    loaded = load_model("tests.methods.toy:cnn", weights=tmp_path)
+    assert (loaded.image, loaded.classes, loaded.extra) == (image, toy.CLASSES, {"confined_by": "SAMap"})
+    assert found.mask is not None
+    assert found.mask.is_in(loaded.model)
+    with pytest.raises(InputError, match="was saved without a reference; name what builds it and give weights="):
+        load_model(tmp_path)
 
 
 def test_the_checkpoint_has_every_name_of_a_tied_weight(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load as safetensors_tensors
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
+from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import ArtifactError
 from modelfence.evaluation.result import Evaluation
 from modelfence.files import atomic_write, parse_json, sealed, unsealed, usable_path, versions
@@ -42,7 +43,9 @@ class Artifact:
         masks: Where each unauthorized domain got its own: those masks by name.
         history: One row per measurement during learning.
         config: The method's configuration.
-        origin: How the original network is built and what it eats; None writes the weights without that record.
+        origin: How the original network is built and what it eats, where that is known.
+        image: What the network eats, where nothing else of its origin is known; with ``classes`` it is recorded.
+        classes: The network's number of classes.
         evaluation: What was measured; None leaves out the table and the model card.
         synthetic: Images that were synthesized for learning; a few of them are kept.
         warnings: Sentences about what may make the result worse than it looks.
@@ -55,6 +58,8 @@ class Artifact:
     history: Sequence[Mapping[str, float]] = ()
     config: LearnConfig
     origin: LoadedModel | None = None
+    image: ImageSpec | None = None
+    classes: int | None = None
     evaluation: Evaluation | None = None
     synthetic: Synthetic = field(default_factory=Synthetic)
     warnings: Sequence[str] = ()
@@ -169,7 +174,11 @@ def read_synthetic(folder: Path) -> dict[str, Sample]:
 
 
 def _write_model(folder: Path, artifact: Artifact, method: str) -> None:
-    origin = artifact.origin
+    origin, confined = artifact.origin, {"confined_by": method}
+    if origin is None and artifact.image is not None and artifact.classes is not None:
+        image, classes = artifact.image, artifact.classes
+        save_model(folder, artifact.model, reference=None, classes=classes, image=image, extra=confined)
+        return
     if origin is None:
         weights = safetensors_bytes(apart(artifact.model.state_dict()), metadata={"format": "pt"})
         atomic_write(folder / WEIGHTS_FILE, weights)
@@ -181,7 +190,7 @@ def _write_model(folder: Path, artifact: Artifact, method: str) -> None:
         args=origin.args,
         classes=origin.classes,
         image=origin.image,
-        extra={"confined_by": method, **({"class_names": names} if (names := origin.extra.get("class_names")) else {})},
+        extra={**confined, **({"class_names": names} if (names := origin.extra.get("class_names")) else {})},
     )
 
 

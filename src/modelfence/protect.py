@@ -50,6 +50,8 @@ class Protection:
         config: The configuration used, every value resolved.
         synthetic: Where data was missing: some of the images that were synthesized instead, to look at.
         warnings: Sentences about what may make the result worse than it looks, such as a domain near the source.
+        image: What the model eats, as it was given.
+        classes: The model's number of classes.
     """
 
     model: nn.Module
@@ -59,6 +61,8 @@ class Protection:
     config: LearnConfig
     synthetic: Synthetic = field(default_factory=Synthetic)
     warnings: tuple[str, ...] = ()
+    image: ImageSpec | None = None
+    classes: int | None = None
 
     def __repr__(self) -> str:
         cut = "retrained" if self.mask is None else f"{100 * self.mask.cut_share():.2f} % of its weights cut"
@@ -72,6 +76,9 @@ class Protection:
 
     def save(self, folder: str | Path, *, evaluation: "Evaluation | None" = None) -> Path:
         """Write the output folder (docs/artifact.md): the checkpoint to ship, the owner's record, the history.
+
+        Where ``protect`` was told ``image=``, ``load_model(factory, weights=folder)`` and ``modelfence evaluate
+        package.module:factory --weights folder`` load it again.
 
         Args:
             folder: Where to; made when missing, files of these names are replaced.
@@ -87,6 +94,8 @@ class Protection:
 
         artifact = Artifact(
             model=self.model,
+            image=self.image,
+            classes=self.classes,
             mask=self.mask,
             masks=self.masks,
             history=self.history,
@@ -209,7 +218,8 @@ def protect(
         found.check(base, config, session)
     with attention_in_float32(fabric.device, str(fabric._precision.precision)):
         if isinstance(config, MaskConfig) and config.masks == "one_each":
-            return _one_each(base, found, config, session, apart, watched)
+            protection = _one_each(base, found, config, session, apart, watched)
+            return replace(protection, image=image, classes=held_out.classes)
         learned = found.learn(base, config, session)
     if learned.weights is not None:
         confined, mask = with_weights(base, learned.weights), None
@@ -218,7 +228,10 @@ def protect(
         confined = mask.apply(base)
         if mask.cut_share() == 0:
             session.warn("the mask cuts no weight, so the model is what it was: take more steps")
-    return Protection(confined, mask, {}, learned.history, config, learned.synthetic, tuple(session.warnings))
+    told = tuple(session.warnings)
+    return Protection(
+        confined, mask, {}, learned.history, config, learned.synthetic, told, image=image, classes=held_out.classes
+    )
 
 
 def _log_warning(text: str) -> None:
