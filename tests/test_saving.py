@@ -26,6 +26,17 @@ def test_a_record_of_any_depth_is_read_or_refused_in_one_way() -> None:
             unsealed({"digest": "none", "deep": parse_json("[" * depth + "]" * depth)})
 
 
+def test_a_state_that_is_replaced_is_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"authorized": SOURCE, "unauthorized": TARGET, "output": tmp_path}
+    protect(toy.trained(), **given, method=SAMap(**TINY))
+    assert not [one for one in caplog.messages if "state" in one]
+    protect(toy.trained(), **given, method=SAMap(**TINY), resume=True)
+    assert not [one for one in caplog.messages if "state" in one]
+    protect(toy.trained(), **given, method=SAMap(**TINY))
+    (told,) = [one for one in caplog.messages if "state" in one]
+    assert told == f"{tmp_path}: the state of an earlier run is replaced; resume=True would go on with it"
+
+
 def test_saving_over_an_earlier_result_leaves_nothing_of_it(tmp_path: Path) -> None:
     kept = {"weight": torch.ones(2, 4, dtype=torch.bool)}
     model = nn.Linear(4, 2)

@@ -146,7 +146,8 @@ def protect(
             domain, "watermark" (Eq. 7); see :func:`modelfence.ownership.verification.verify`.
         watch: Labelled domains, as ``unauthorized``, that are measured at every evaluation and never used: the
             history gets "watch:<name>".
-        output: Folder where the run's state is kept, so that a killed run can go on.
+        output: Folder where the run's state is kept, so that a killed run can go on; an earlier run's is replaced,
+            which is logged.
         resume: Go on from the state in ``output``; the result is that of a run that was never stopped.
         cache: Folder where synthetic images are kept, by the model's digest, for other runs; None keeps those of
             this run in ``output`` alone.
@@ -179,9 +180,7 @@ def protect(
     given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None}
     found, config = method_for(method, given, marked=ownership is not None)
     base = unwrap(model)
-    if resume and output is None:
-        raise InputError("resume= needs output=: the folder where the run's state is kept")
-    file = None if output is None else state_file(output, resume=resume)
+    file = _state_file(output, resume=resume)
     kept = None if cache is None else writable_folder(cache, "cache")
     findings = require_maskable(base, masked=issubclass(found.config, MaskConfig))
     config = config.for_network(base)
@@ -232,6 +231,17 @@ def protect(
     return Protection(
         confined, mask, {}, learned.history, config, learned.synthetic, told, image=image, classes=held_out.classes
     )
+
+
+def _state_file(output: str | Path | None, *, resume: bool) -> Path | None:
+    if output is None:
+        if resume:
+            raise InputError("resume= needs output=: the folder where the run's state is kept")
+        return None
+    file = state_file(output, resume=resume)
+    if not resume and states_of(file.parent):
+        _LOGGER.warning("%s: the state of an earlier run is replaced; resume=True would go on with it", file.parent)
+    return file
 
 
 def _log_warning(text: str) -> None:
