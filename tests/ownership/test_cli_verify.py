@@ -87,7 +87,8 @@ def test_a_claim_that_does_not_hold_ends_with_1(run: Verify) -> None:
 def test_an_outsider_answers_for_the_model(run: Verify) -> None:
     result = run("--export", "ask", *CLEAN, "--images", 100, "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == {"queries": str(Path("ask/queries")), "key": str(Path("ask/labels.csv"))}
+    key = str(Path("ask/labels.csv"))
+    assert json.loads(result.stdout) == {"queries": str(Path("ask/queries")), "key": key, "tolerance": 0.3}
     with Path("ask/labels.csv").open() as file:
         rows = [[row["image"], row["label"], (int(row["label"]) + 1) % 10] for row in csv.DictReader(file)]
     Path("answers.csv").write_text("image,clean,marked\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
@@ -103,7 +104,10 @@ def test_an_outsider_answers_for_the_model(run: Verify) -> None:
     assert again.exit_code == 2
     assert "--force" in again.stderr
     assert "--resume" not in again.stderr
-    assert run("--export", "ask", *CLEAN, "--images", 100, "--force").exit_code == 0
+    weak = run("--export", "ask", *CLEAN, "--images", 100, "--force")
+    assert weak.stdout.endswith(f"then: modelfence verify --predictions ANSWERS.csv --labels {key} --tolerance 0.3\n")
+    strong = run("--export", "ask", *CLEAN, "--images", 100, "--force", "--value", 80)
+    assert strong.stdout.endswith(f"--labels {key}\n")
 
 
 def test_a_reference_that_loses_as_much_stops_the_claim(run: Verify) -> None:

@@ -16,7 +16,7 @@ from modelfence.models.load import LoadedModel
 from modelfence.ownership.answers import Answers, ask
 from modelfence.ownership.predictions import QUERIES, export_queries, read_predictions
 from modelfence.ownership.verification import Verdict, judge
-from modelfence.ownership.watermark import Watermark
+from modelfence.ownership.watermark import TOLERANCES, Watermark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,13 @@ def run_verify(claim: Claim, console: Console) -> int:
     if claim.export:
         key = _export(claim, claim.export, console)
         asked = key.parent / QUERIES
-        text = f"{asked}  hand this out: the answer is queries.csv with a class for each path\n{key}  keep this"
-        console.result(text, {"queries": str(asked), "key": str(key)})
+        tolerance = _mark(claim).tolerance
+        said = f" --tolerance {tolerance:g}" if tolerance < max(TOLERANCES) else ""  # an answer doesn't tell the mark
+        text = (
+            f"{asked}  hand this out: the answer is queries.csv with a class for each path\n{key}  keep this\n"
+            f"then: modelfence verify --predictions ANSWERS.csv --labels {key}{said}"
+        )
+        console.result(text, {"queries": str(asked), "key": str(key), "tolerance": tolerance})
         return 0
     verdict = _of_file(claim) if claim.predictions else _of_model(claim, console)
     console.result(verdict.sentence(), verdict.to_dict())
