@@ -1,7 +1,10 @@
 """What is said of a model and images that don't belong together, before a mask is learned."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from PIL import Image
 from tests.methods import toy
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -53,6 +56,21 @@ def test_a_model_that_does_not_know_its_own_images_is_warned_of(mode: str) -> No
     )
     assert model.training == (mode == "train")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_class_that_the_authorized_domain_has_no_image_of_is_warned_of(tmp_path: Path) -> None:
+    for domain, classes in {"ward": "ab", "street": "abc"}.items():
+        for name in "abc":
+            (tmp_path / domain / name).mkdir(parents=True)
+        for name in classes:
+            for number in range(20):
+                Image.new("L", (8, 8), 5 * number).save(tmp_path / domain / name / f"{number}.png")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    source, target = tmp_path / "ward", tmp_path / "street"
+    told = protect(model, authorized=source, unauthorized=target, image=NORMALIZED, method=QUICK).warnings
+    assert "the authorized domain has no image of class 'c': what the model knows of that may be lost" in told
+    told = protect(model, authorized=target, unauthorized=source, image=NORMALIZED, method=QUICK).warnings
+    assert not [text for text in told if "no image" in text]
 
 
 def test_a_mask_that_cuts_nothing_is_warned_of() -> None:

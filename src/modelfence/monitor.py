@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from modelfence.data.class_names import without_images
 from modelfence.data.domain import IndexedDomain, labels_of
 from modelfence.data.stream import StreamDomain
 from modelfence.errors import InputError
@@ -178,6 +179,8 @@ def doubts(
                 )
             if are_probabilities(logits_of(network(images))):
                 yield f"the model gives {PROBABILITIES}: return what softmax is applied to"
+        for row in without_images(named.get("authorized")):
+            yield f"the authorized domain has no image of class {row!r}: what the model knows of that may be lost"
         if not isinstance(source, IndexedDomain):
             return
         predictions, labels = _predict(network, source, limit=_FEW)

@@ -109,7 +109,7 @@ def test_a_missing_split_and_an_empty_one(protect: Protect, tmp_path: Path) -> N
     assert_bad_input(protect(unauthorized=tmp_path / "half"), "half: has no test split")
     image_folder(tmp_path / "hollow" / "train")
     (tmp_path / "hollow" / "test" / "class_0").mkdir(parents=True)
-    assert_bad_input(protect(unauthorized=tmp_path / "hollow"), "hollow/test/class_0", "without images")
+    assert_bad_input(protect(unauthorized=tmp_path / "hollow"), "hollow/test: no images in its 1 class folders")
     (tmp_path / "bare").mkdir()
     assert_bad_input(protect(unauthorized=tmp_path / "bare"), "bare: no class folders")
 

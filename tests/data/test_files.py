@@ -96,9 +96,12 @@ def test_a_missing_split_lists_those_there_are(tmp_path, png):
 def test_empty_trees_and_empty_classes(tmp_path, png):
     with pytest.raises(InputError, match="no class folders"):
         folder_records(tmp_path)
-    write_tree(tmp_path, png, {"cat": [1], "empty": []})
-    with pytest.raises(InputError, match=r"empty: class without images"):
+    write_tree(tmp_path, png, {"cat": [], "dog": []})
+    with pytest.raises(InputError, match="no images in its 2 class folders"):
         folder_records(tmp_path)
+    write_tree(tmp_path, png, {"eel": [2, 3], "yak": [1]})
+    records = folder_records(tmp_path)
+    assert (records.classes, records.labels.tolist()) == (("cat", "dog", "eel", "yak"), [2, 2, 3])
 
 
 @pytest.mark.parametrize("where", ["", "train", "train/deep"])

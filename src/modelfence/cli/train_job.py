@@ -17,11 +17,13 @@ from modelfence.cli.parts import load_parts
 from modelfence.cli.reference import image_option, load, load_untrained
 from modelfence.cli.runfile import Run, write_toml
 from modelfence.cli.tables import DataTable, ModelTable
+from modelfence.data.class_names import without_images
 from modelfence.data.domain import IndexedDomain, check_labels
 from modelfence.data.image_spec import ImageSpec
 from modelfence.errors import InputError
 from modelfence.evaluation.table import evaluate
 from modelfence.files import atomic_write, output_folder, sealed, usable_path
+from modelfence.methods.loop import WARNING
 from modelfence.models.load import LoadedModel, save_model
 from modelfence.models.training import train
 from modelfence.results import REPORT, RUN, refuse_foreign, replacing
@@ -75,6 +77,8 @@ def _train(
     for part in (parts.train, parts.validation, parts.test):
         if part.labels is not None:
             check_labels(part.labels, name, count=loaded.classes)
+    for lacking in without_images(parts.train):
+        console.note(f"  {WARNING}{name} has no training image of class {lacking!r}, which can't be learned")
     with console.progress(f"training {loaded.reference} on {len(parts.train):,} images", run.train.epochs) as advance:
         history = train(
             loaded.model,

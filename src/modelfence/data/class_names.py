@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from modelfence.data.domain import Domain
+from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.errors import InputError
+
+SAME_CLASSES = "all need the same classes in the same order (an empty folder is a class without images)"
 
 
 def check_class_names(domains: Iterable[Domain], wanted: Sequence[str] | None = None) -> None:
@@ -34,20 +36,29 @@ def check_class_names(domains: Iterable[Domain], wanted: Sequence[str] | None = 
         if other is not None and not set(names).isdisjoint(reference):
             raise InputError(
                 f"domain {domain.name!r}: class {other} is {domain.classes[other]!r}, which {owner} doesn't have; "
-                "all need the same classes in the same order"
+                + SAME_CLASSES
             )
         lacking = next((name for name in reference if name not in names), None)
         if other is None and lacking is not None:
-            raise InputError(
-                f"domain {domain.name!r}: has no class {lacking!r}, which {owner} has; "
-                "all need the same classes in the same order"
-            )
+            raise InputError(f"domain {domain.name!r}: has no class {lacking!r}, which {owner} has; " + SAME_CLASSES)
         if sorted(names) == sorted(reference) and names != reference:
             place = next(row for row, pair in enumerate(zip(names, reference, strict=True)) if pair[0] != pair[1])
             raise InputError(
                 f"domain {domain.name!r}: class {place} is {domain.classes[place]!r}, for {owner} it is "
                 f"{known[place]!r}; put the classes into the same order"
             )
+
+
+def without_images(domain: Domain | None) -> list[str]:
+    """Name the classes that a labelled domain has no image of, as far as it names its classes.
+
+    Args:
+        domain: Any, or none.
+    """
+    if not isinstance(domain, IndexedDomain) or domain.labels is None or domain.classes is None:
+        return []
+    there = set(domain.labels.tolist())
+    return [name for label, name in enumerate(domain.classes) if label not in there]
 
 
 def _words(name: str) -> list[str]:

@@ -101,13 +101,14 @@ def folder_records(root: Path) -> Records:
     """List the images of a folder that has one sub-folder for each class.
 
     Args:
-        root: The folder; the classes are its sub-folders in alphabetical order. Hidden ones are left out.
+        root: The folder; the classes are its sub-folders in alphabetical order. Hidden ones are left out; an empty one
+            is a class that the domain has no image of.
 
     Returns:
         The images, class by class and each class in alphabetical order.
 
     Raises:
-        InputError: There are no class folders, or one has no images.
+        InputError: There are no class folders, or no images in them.
     """
     folders = _folders_in(root)
     if not folders:
@@ -116,10 +117,10 @@ def folder_records(root: Path) -> Records:
     labels: list[int] = []
     for label, folder in enumerate(folders):
         found = _images_in(folder)
-        if not found:
-            raise InputError(f"{folder}: class without images; add some or remove the folder")
         paths += found
         labels += [label] * len(found)
+    if not paths:
+        raise InputError(f"{root}: no images in its {len(folders)} class folders; add some")
     return Records(_Paths(paths), len(paths), torch.tensor(labels), tuple(folder.name for folder in folders))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from modelfence.data import catalog
+from modelfence.data.class_names import SAME_CLASSES
 from modelfence.data.domain import Domain, IndexedDomain, check_labels
 from modelfence.data.hugging_face import from_hugging_face, is_hugging_face
 from modelfence.data.image_spec import ImageSpec
@@ -116,7 +117,7 @@ def _check_classes(domain: Domain, request: Request) -> None:
         names = ", ".join(domain.classes[:5]) + (", ..." if len(domain.classes) > 5 else "")
         raise InputError(
             f"domain {request.name!r} has {len(domain.classes)} classes ({names}), the model {request.classes}; "
-            "both need the same label set"
+            + SAME_CLASSES
         )
     if isinstance(domain, IndexedDomain) and domain.labels is not None:
         check_labels(domain.labels, request.name, count=request.classes)
