@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from modelfence import CUTI, NTL, DFMap, SAMap, SFMap
-from modelfence.methods.config import LearnConfig
+from modelfence.methods.registry import unused
 from modelfence.models.training import TrainConfig
 
 PAGE = Path(__file__).with_name("settings.md")
@@ -33,19 +33,12 @@ def page() -> str:
     for config, what in METHODS.items():
         recipes = list(getattr(config, "RECIPES", {})) or [""]
         made = [config(recipe=name) if name else config() for name in recipes]
-        unused = [unused_by(config, name) for name in recipes]
+        absent = [unused(config, name) for name in recipes]
         parts.append(f"\n## {config.__name__}: {what}\n")
-        parts += table(config, [name or "default" for name in recipes], made, unused)
+        parts += table(config, [name or "default" for name in recipes], made, absent)
     parts.append("\n## [train], for `modelfence train`\n")
     parts += table(TrainConfig, ["default"], [TrainConfig()], [frozenset()])
     return "\n".join(parts) + "\n"
-
-
-def unused_by(config: type[LearnConfig], recipe: str) -> frozenset[str]:
-    """Name the settings that other recipes have alone."""
-    only = getattr(config, "ONLY", {})
-    elsewhere = frozenset().union(*(names for other, names in only.items() if other != recipe))
-    return elsewhere - only.get(recipe, frozenset())
 
 
 def table(config: type, recipes: list[str], made: list[object], unused: list[frozenset[str]]) -> list[str]:

@@ -167,14 +167,32 @@ def prepare_output(folder: Path, *, force: bool = False, resume: bool = False) -
         ArtifactError: The folder can't be made or written.
     """
     writable_folder(folder, "output")
+    if not (force or resume):
+        require_empty(folder, "use --force to replace it, or --resume where a run can go on")
     try:
-        if folder.is_dir() and any(folder.iterdir()) and not (force or resume):
-            remedy = "use --force to replace it, or --resume where a run can go on"
-            raise InputError(f"{folder}: output folder isn't empty; {remedy}")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArtifactError(f"{folder}: can't be made or read ({error.strerror}); name another folder") from error
     return folder
+
+
+def require_empty(folder: Path, remedy: str) -> None:
+    """Refuse an output folder that has anything in it; one that isn't there is empty.
+
+    Args:
+        folder: The output folder.
+        remedy: What to do, the end of the error's text.
+
+    Raises:
+        InputError: It isn't empty.
+        ArtifactError: It can't be read.
+    """
+    try:
+        used = folder.is_dir() and any(folder.iterdir())
+    except OSError as error:
+        raise ArtifactError(f"{folder}: can't be made or read ({error.strerror}); name another folder") from error
+    if used:
+        raise InputError(f"{folder}: output folder isn't empty; {remedy}")
 
 
 @contextlib.contextmanager

@@ -165,29 +165,34 @@ def doubts(
         named: All domains, by name; eight images of each are looked at, their labels aren't.
         image: What the model eats, where that is known.
         source: Labelled images that the model should be right on, or None; a hundred are looked at.
+
+    Yields:
+        Sentences without a full stop, none where nothing speaks against it. Domains that can be gone through once alone
+        are left to learn from.
     """
     network = in_float32(model, device_of(model))
     with untouched(network):
         for name, domain in named.items():
             if not isinstance(domain, IndexedDomain):
-                continue  # what can be gone through once is left to learn from
+                continue
             images = next(iter(domain.once(8, device=device_of(network)))).images
             if image is not None and float(images.min()) >= 0 and float(images.max()) <= 1 and _dark(image) < _BELOW:
                 yield (
                     f"domain {name!r}: its images lie in 0..1, where image= says that the model takes "
                     f"{_dark(image):.2g} for black: float images are taken as normalized; give pixels 0..255 as uint8"
                 )
-            if are_probabilities(logits_of(network(images))):
+            logits = logits_of(network(images))
+            if are_probabilities(logits):
                 yield f"the model gives {PROBABILITIES}: return what softmax is applied to"
-        for row in without_images(named.get("authorized")):
-            yield f"the authorized domain has no image of class {row!r}: what the model knows of that may be lost"
+        for lacking in without_images(named.get("authorized")):
+            yield f"the authorized domain has no image of class {lacking!r}: what the model knows of that may be lost"
         if not isinstance(source, IndexedDomain):
             return
         predictions, labels = _predict(network, source, limit=_FEW)
-        chance = 1 / logits_of(network(images)).shape[1]
-        if len(labels) == _FEW and _accuracy(predictions, labels) <= chance + _ABOVE_CHANCE:
+        accuracy, chance = _accuracy(predictions, labels), 1 / logits.shape[1]
+        if len(labels) == _FEW and accuracy <= chance + _ABOVE_CHANCE:
             yield (
-                f"before anything is learned, the model is right on {100 * _accuracy(predictions, labels):.0f} % of "
+                f"before anything is learned, the model is right on {100 * accuracy:.0f} % of "
                 f"{_FEW} authorized images (chance: {100 * chance:.2g} %): check its weights, the order of its classes "
                 "and how its images are normalized"
             )

@@ -133,7 +133,9 @@ def test_without_batch_norm_the_default_learns_the_papers_mask():
     """All of the recipe's values are replaced: not only those that are known to this test."""
     default, paper = SAMap().for_network(toy.trained("mlp")), SAMap(recipe="paper")
     assert replace(default, recipe="paper", batch_statistics=False) == paper
-    given = {"ascent": 0.7, "source_loss": "cross_entropy", "learning_rate": 5e-4, "seed": 3}
+    assert (default.ascent, default.limit, default.learning_rate) == (0.1, 1.0, 1e-4)
+    assert (default.source_loss, default.clamp, default.scale) == ("cross_entropy", "sample", "mean")
+    given = {"ascent": 0.7, "decay": 0.25, "learning_rate": 5e-4, "seed": 3}
     kept = SAMap(**given).for_network(toy.trained("mlp"))
     assert {name: getattr(kept, name) for name in given} == given
 

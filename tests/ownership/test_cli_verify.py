@@ -176,7 +176,10 @@ def test_a_mark_learned_at_another_size(run: Verify) -> None:
         (("--model", "suspects:Plain", *CLEAN, "--images", "0"), "--images is 0"),
         (("--model", "suspects:Plain", *CLEAN, "--alpha", "2"), "alpha is 2"),
         (("--model", "suspects:Plain", *CLEAN, "--reference", "nowhere/"), "nowhere"),
-        (("--model", "suspects:Plain", *CLEAN[2:], "--clean", "sklearn_digit"), "sklearn_digit"),
+        (
+            ("--model", "suspects:Plain", *CLEAN[2:], "--clean", "sklearn_digit"),
+            "unknown domain 'sklearn_digit'. Did you mean",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run: Verify, arguments: tuple[object, ...], fragment: str) -> None:

@@ -61,15 +61,17 @@ def run_verify(claim: Claim, console: Console) -> int:
     """
     _check(claim)
     if claim.export:
-        key = _export(claim, claim.export, console)
+        mark = _mark(claim)
+        key = _export(claim, mark, claim.export, console)
         asked = key.parent / QUERIES
-        tolerance = _mark(claim).tolerance
-        said = f" --tolerance {tolerance:g}" if tolerance < max(TOLERANCES) else ""  # an answer doesn't tell the mark
+        said = (
+            f" --tolerance {mark.tolerance:g}" if mark.tolerance < max(TOLERANCES) else ""
+        )  # an answer doesn't tell the mark
         text = (
             f"{asked}  hand this out: the answer is queries.csv with a class for each path\n{key}  keep this\n"
             f"then: modelfence verify --predictions ANSWERS.csv --labels {key}{said}"
         )
-        console.result(text, {"queries": str(asked), "key": str(key), "tolerance": tolerance})
+        console.result(text, {"queries": str(asked), "key": str(key), "tolerance": mark.tolerance})
         return 0
     verdict = _of_file(claim) if claim.predictions else _of_model(claim, console)
     console.result(verdict.sentence(), verdict.to_dict())
@@ -147,8 +149,7 @@ def _judged(claim: Claim, own: Answers, references: Sequence[Answers], mark: Wat
     )
 
 
-def _export(claim: Claim, folder: str, console: Console) -> Path:
-    mark = _mark(claim)
+def _export(claim: Claim, mark: Watermark, folder: str, console: Console) -> Path:
     table = image_option(claim.image_size)
     spec = _suspect(claim).image if claim.model or table is None else ImageSpec(**table)
     return export_queries(_domain(claim, spec, console), mark, folder, images=claim.images, force=claim.force)

@@ -97,7 +97,8 @@ def require_maskable(model: nn.Module, *, masked: bool = True) -> list[Finding]:
         InputError: One line with the first error and how many there are.
     """
     findings = preflight(model)
-    errors = [one for one in findings if one.severity == "error" and (masked or _NOT_MASKED not in one.reason)]
+    unminded = [] if masked else list(_computed_by_hooks(unwrap(model)))
+    errors = [one for one in findings if one.severity == "error" and one not in unminded]
     if errors:
         more = f" (and {len(errors) - 1} more errors: run modelfence doctor)" if errors[1:] else ""
         raise InputError(f"the model can't be masked: {str(errors[0]).removeprefix('error: ')}{more}")
@@ -162,7 +163,6 @@ def _copies(base: nn.Module) -> Iterator[Finding]:
         )
 
 
-_NOT_MASKED = "would not be masked"
 _COMPUTED: tuple[tuple[type, str, str, str], ...] = (
     (BasePruningMethod, "_tensor_name", "is pruned", "prune.remove"),
     (SpectralNorm, "name", "has a spectral norm", "remove_spectral_norm"),
@@ -178,7 +178,7 @@ def _computed_by_hooks(base: nn.Module) -> Iterator[Finding]:
                 name = getattr(hook, naming, "") if isinstance(hook, kind) else ""
                 if is_weight(module, name):
                     where, remedy = f"{path}.{name}" if path else name, f"call torch.nn.utils.{undo} first"
-                    yield Finding("error", where, f"{what} and {_NOT_MASKED}", remedy)
+                    yield Finding("error", where, f"{what} and would not be masked", remedy)
 
 
 def _finite(base: nn.Module) -> Iterator[Finding]:

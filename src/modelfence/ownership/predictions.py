@@ -1,6 +1,5 @@
 """Queries for a model that only answers: image pairs to hand out, and the answers that come back."""
 
-import contextlib
 import csv
 import io
 import re
@@ -15,7 +14,7 @@ from modelfence.data.image_spec import ImageSpec
 from modelfence.data.sources import as_domain
 from modelfence.data.splits import permutation
 from modelfence.errors import InputError
-from modelfence.files import atomic_write, prepare_output, usable_path
+from modelfence.files import atomic_write, prepare_output, require_empty, usable_path
 from modelfence.ownership.answers import Answers
 from modelfence.ownership.watermark import Watermark
 from modelfence.results import remove
@@ -60,8 +59,8 @@ def export_queries(
         ArtifactError: The folder can't be written.
     """
     root = usable_path(folder)
-    if not force and _has_files(root):
-        raise InputError(f"{root}: isn't empty; replace queries in it with --force (force=True), or name another")
+    if not force:
+        require_empty(root, "replace queries in it with --force (force=True), or name another")
     earlier = _earlier(root) if force else []
     domain = as_domain(domain, image=image, split="test")
     spec = getattr(domain, "spec", None) or image
@@ -86,12 +85,6 @@ def export_queries(
             atomic_write(root / QUERIES / kind / f"{name}.png", _png(one))
     atomic_write(root / KEY, _table(_HEADERS[KEY], zip(names, labels.tolist(), strict=True)))
     return root / KEY
-
-
-def _has_files(folder: Path) -> bool:
-    with contextlib.suppress(OSError):  # what can't be read or made is refused later
-        return folder.is_dir() and any(folder.iterdir())
-    return False
 
 
 def _earlier(root: Path) -> list[Path]:
