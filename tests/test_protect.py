@@ -157,7 +157,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_anything_is_made(tmp_p
 
 @pytest.mark.parametrize("method", [mf.SFMap(), mf.DFMap()])
 def test_a_method_that_learns_no_marks_says_so(method):
-    with pytest.raises(InputError, match=f"{type(method).__name__} learns no marks: leave ownership= out"):
+    with pytest.raises(InputError, match=f"{type(method).__name__} learns no marks: leave ownership= and key= out"):
         protect(toy.trained(), authorized=SOURCE, image=GREY, ownership=Watermark(), method=method)
 
 

@@ -116,6 +116,7 @@ def protect(
     image: ImageSpec | None = None,
     method: LearnConfig | None = None,
     ownership: "Watermark | None" = None,
+    key: "Watermark | None" = None,
     watch: Any = None,
     output: str | Path | None = None,
     resume: bool = False,
@@ -140,10 +141,14 @@ def protect(
             authorized= its labels aren't needed, nor looked at.
         image: What the model eats; needed unless the domains give float tensors, and where images are synthesized.
         method: A configuration object such as ``SAMap(steps=400)``; None takes the setting's default, and
-            ``SAMap(recipe="ownership")`` where a watermark is all that is unauthorized. An object that is given is
-            taken as it is: ``SAMap(seed=1)`` has the recipe "default".
+            ``SAMap(recipe="ownership")`` where images with a mark, or without it, are all that is unauthorized. An
+            object that is given is taken as it is: ``SAMap(seed=1)`` has the recipe "default".
         ownership: A watermark that the model shall fail on: the authorized images with it become an unauthorized
             domain, "watermark" (Eq. 7); see :func:`modelfence.ownership.verification.verify`.
+        key: A mark that the model shall need (NTL's second use, ICLR 2022): the authorized images with it are the
+            authorized domain; without it they become an unauthorized one, "no_key". Unauthorized domains are unlearned
+            without it and, as "<name>+key", with it. Whoever may use the model puts the mark on; see
+            :meth:`modelfence.ownership.watermark.Watermark.apply`.
         watch: Labelled domains, as ``unauthorized``, that are measured at every evaluation and never used: the
             history gets "watch:<name>".
         output: Folder where the run's state is kept, so that a killed run can go on; an earlier run's is replaced,
@@ -178,7 +183,7 @@ def protect(
         ('Sequential', 2)
     """
     given = {"authorized": authorized is not None, "unauthorized": unauthorized is not None}
-    found, config = method_for(method, given, marked=ownership is not None)
+    found, config = method_for(method, given, marked=ownership is not None or key is not None)
     base = unwrap(model)
     file = _state_file(output, resume=resume)
     kept = None if cache is None else writable_folder(cache, "cache")
@@ -186,8 +191,8 @@ def protect(
     config = config.for_network(base)
     source = None if authorized is None else as_one_domain(authorized, image, labelled=found.labels)
     targets = {} if unauthorized is None else as_named_domains(unauthorized, image, labelled=found.labels)
-    if ownership is not None:
-        targets["watermark"] = _marked(source, ownership, image, targets)
+    if key is not None or ownership is not None:
+        source, targets = _with_marks(source, targets, key, ownership, image)
     held_out = _held_out(found, base, source, targets, config, image)
     apart = held_out if found.labels and config.held_out else None
     seen = {} if watch is None else as_named_domains(watch, image, argument="watch")
@@ -305,14 +310,21 @@ def _monitors(apart: HeldOut | None, watched: Watch | None) -> Monitor | None:
     return lambda student: {key: value for monitor in found for key, value in monitor(student).items()}
 
 
-def _marked(
-    source: "Domain | None", ownership: "Watermark", image: ImageSpec | None, targets: "Mapping[str, Domain]"
-) -> "Domain":
-    from modelfence.ownership.marked import marked
+def _with_marks(
+    source: "Domain | None",
+    targets: "Mapping[str, Domain]",
+    key: "Watermark | None",
+    ownership: "Watermark | None",
+    image: ImageSpec | None,
+) -> "tuple[Domain, dict[str, Domain]]":
+    from modelfence.ownership.marked import with_key, with_watermark
 
-    if source is None or "watermark" in targets:
-        raise InputError("ownership= needs authorized=, and no unauthorized domain named 'watermark'")
-    return marked(source, ownership, image=image)
+    if source is None:
+        raise InputError(f"{'key' if ownership is None else 'ownership'}= needs authorized=: its images get the mark")
+    found = dict(targets)
+    if key is not None:
+        source, found = with_key(source, found, key, image=image)
+    return source, found if ownership is None else with_watermark(source, found, ownership, image=image)
 
 
 def as_one_domain(thing: Any, image: ImageSpec | None, *, labelled: bool = True) -> "Domain":

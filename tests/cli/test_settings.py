@@ -331,24 +331,30 @@ def test_a_run_killed_while_it_synthesizes_goes_on(
     assert Mask.load("out/mask").folded_digest == Mask.load(source_free[0] / "mask").folded_digest
 
 
-def test_a_watermark_becomes_a_row_of_the_table(protect: Protect) -> None:
+@pytest.mark.parametrize(
+    ("table", "rows", "learned"),
+    [
+        ("watermark", [("sklearn_digits", "authorized"), ("watermark", "unauthorized")], "watermark"),
+        ("key", [("sklearn_digits+key", "authorized"), ("sklearn_digits", "unauthorized")], "no_key"),
+    ],
+)
+def test_a_mark_makes_rows_of_the_table(
+    protect: Protect, table: str, rows: list[tuple[str, str]], learned: str
+) -> None:
     Path("run.toml").write_text(
-        '[data]\nauthorized = "sklearn_digits"\n[watermark]\nkind = "digits"\nvalue = 80\n[output]\nfolder = "out"\n'
+        f'[data]\nauthorized = "sklearn_digits"\n[{table}]\nkind = "digits"\nvalue = 80\n[output]\nfolder = "out"\n'
     )
     result = protect("run.toml", *sets(TINY), "--json")
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["method"] == "SAMap"
     assert tomllib.loads(Path("out/run.toml").read_text())["method"]["recipe"] == "ownership"
-    assert report["watermark"] == {"kind": "digits", "value": 80, "channel": 0}
-    assert [(score["name"], score["role"]) for score in report["evaluation"]["scores"]] == [
-        ("sklearn_digits", "authorized"),
-        ("watermark", "unauthorized"),
-    ]
-    assert "target_accuracy:watermark" in read_history(Path("out"))[0]
-    assert tomllib.loads(Path("out/run.toml").read_text())["watermark"] == report["watermark"]
+    assert report[table] == {"kind": "digits", "value": 80, "channel": 0}
+    assert [(score["name"], score["role"]) for score in report["evaluation"]["scores"]] == rows
+    assert f"target_accuracy:{learned}" in read_history(Path("out"))[0]
+    assert tomllib.loads(Path("out/run.toml").read_text())[table] == report[table]
     assert protect("--resume").exit_code == 0
-    assert protect("--resume", "--set", "watermark.value=81").exit_code == 2
+    assert protect("--resume", "--set", f"{table}.value=81").exit_code == 2
 
 
 def test_a_retrained_model_has_no_mask(protect: Protect, invoke: Invoke) -> None:
@@ -391,8 +397,13 @@ def test_a_retrained_model_has_no_mask(protect: Protect, invoke: Invoke) -> None
         ),
         (
             ["--authorized", "sklearn_digits", "--watch", "watermark=font_digits", "--set", "watermark.kind=digits"],
-            ["watermark: a domain has that name"],
+            ["watermark: a domain is named 'watermark'"],
         ),
+        (
+            ["--authorized", "sklearn_digits", "--watch", "no_key=font_digits", "--set", "key.kind=digits"],
+            ["key: a domain is named 'no_key'"],
+        ),
+        (["--set", "key.kind=digits"], ["key: the authorized images get the mark; give data.authorized"]),
         (["--watch", "bare.parquet"], ["domain 'bare' has no labels"]),
         (["--set", "evaluate.unauthorized=bare.parquet"], ["domain 'bare' has no labels"]),
         (["--set", "watermark.kind=digits"], ["watermark: the authorized images get the mark; give data.authorized"]),

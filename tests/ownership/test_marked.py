@@ -1,5 +1,7 @@
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from modelfence.data.sources import as_domain
 from modelfence.data.stream import StreamDomain
 from modelfence.errors import InputError
 from modelfence.methods.samap import SAMap
+from modelfence.methods.sfmap import SFMap
 from modelfence.ownership.marked import marked
 from modelfence.ownership.watermark import Watermark
 from modelfence.protect import protect
@@ -88,15 +91,73 @@ def test_a_named_domain_is_marked_at_the_size_the_model_eats() -> None:
     assert added[0, 0, 0] == 100
 
 
-def test_protect_takes_it_for_the_mark_and_for_the_key(plain: Plain) -> None:
-    """Eq. 7's data: clean images authorized, marked ones not; and the other way round."""
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
-    clean = domain_of(80)
-    view = marked(clean, MARK)
-    method = SAMap(steps=2, batch_size=8, precision="fp32")
-    for authorized, unauthorized in ((clean, view), (view, clean)):
-        done = protect(model, authorized=authorized, unauthorized={"watermark": unauthorized}, method=method)
-        assert "target_accuracy:watermark" in done.history[-1]
+OTHER = {"other": domain_of(80, seed=7)}
+WEAK = Watermark("visda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "authorized", "unauthorized"),
+    [
+        ({"ownership": MARK}, lambda clean: clean, lambda clean: {"watermark": marked(clean, MARK)}),
+        ({"key": MARK}, lambda clean: marked(clean, MARK), lambda clean: {"no_key": clean}),
+        (
+            {"key": MARK, "unauthorized": OTHER},
+            lambda clean: marked(clean, MARK),
+            lambda clean: {**OTHER, "other+key": marked(OTHER["other"], MARK), "no_key": clean},
+        ),
+        (
+            {"key": MARK, "ownership": WEAK},
+            lambda clean: marked(clean, MARK),
+            lambda clean: {"no_key": clean, "watermark": marked(marked(clean, MARK), WEAK)},
+        ),
+    ],
+    ids=["watermark", "key", "key, other domains", "both"],
+)
+def test_protect_makes_the_domains_of_a_watermark_and_of_a_key(
+    arguments: dict[str, Any],
+    authorized: Callable[[IndexedDomain], Domain],
+    unauthorized: Callable[[IndexedDomain], dict[str, Domain]],
+) -> None:
+    """Eq. 7's data: clean images authorized, marked ones not; and the other way round. No labels are exchanged."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    clean, method = domain_of(80), SAMap(steps=4, batch_size=16, precision="fp32", learning_rate=4e-3)
+    short, long = (
+        protect(model, method=method, **given)
+        for given in (
+            {"authorized": clean, **arguments},
+            {"authorized": authorized(clean), "unauthorized": unauthorized(clean)},
+        )
+    )
+    assert {f"target_accuracy:{name}" for name in unauthorized(clean)} <= set(short.history[-1])
+    assert short.mask is not None
+    assert long.mask is not None
+    assert 0 < short.mask.cut_share() < 1
+    assert short.mask.folded_digest == long.mask.folded_digest
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"unauthorized": OTHER, "key": MARK}, "key= needs authorized=: its images get the mark"),
+        ({"authorized": domain_of(80), "unauthorized": {"no_key": OTHER["other"]}, "key": MARK}, "is named 'no_key'"),
+        (
+            {"authorized": domain_of(80), "unauthorized": {"a": OTHER["other"], "a+key": OTHER["other"]}, "key": MARK},
+            r"two unauthorized domains are named as one is with the key \('<name>\+key'\); rename one",
+        ),
+        (
+            {"authorized": domain_of(80), "unauthorized": {"watermark": OTHER["other"]}, "ownership": MARK},
+            "is named 'watermark', which images of the authorized one get",
+        ),
+        ({"authorized": domain_of(80), "key": MARK, "method": SFMap()}, "learns no marks: leave ownership= and key="),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_domains_that_get_no_mark(given: dict[str, Any], said: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))
+    with pytest.raises(InputError, match=said):
+        protect(model, image=SPEC, **given)
 
 
 def test_the_toy_models_do_what_they_say(plain: Plain, clean: IndexedDomain, tmp_path: Path) -> None:

@@ -111,8 +111,7 @@ def labelled_in(run: Run) -> tuple[str, ...]:
         InputError: The authorized domain can't be had.
     """
     given = {role: bool(getattr(run.data, role, None)) for role in _ROLES}
-    marked = run.watermark is not None
-    method = method_for(None, given, marked=marked)[0] if run.method is None else METHODS[type(run.method)]
+    method = method_for(None, given, marked=run.marked)[0] if run.method is None else METHODS[type(run.method)]
     if method.labels:
         return _ROLES
     source = (run.data.authorized if run.data is not None else None) or {}

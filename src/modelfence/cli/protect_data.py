@@ -12,7 +12,7 @@ from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.errors import InputError
 from modelfence.methods.loop import WARNING
 from modelfence.models.load import LoadedModel
-from modelfence.ownership.marked import marked
+from modelfence.ownership.marked import KEYED, NO_KEY, WATERMARK, marked
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,41 @@ def load_data(run: Run, loaded: LoadedModel, *, labels: bool, note: Callable[[st
             raise InputError(f"domain {name!r} has no labels; what is watched or evaluated needs them")
         del tests[name]
     check_class_names(list(tests.values()), loaded.extra.get("class_names"))
-    shown: dict[str, Domain] = dict(tests)
-    if run.watermark is not None:
-        name = next(iter(data.authorized or {}))
-        shown["watermark"] = marked(tests[name], run.watermark, image=loaded.image)
-    roles = tuple(name for name in measured.authorized if name in tests)
+    shown, roles = _with_marks(run, tests, tuple(name for name in measured.authorized if name in tests), loaded)
     return RunData(source, targets, watched, shown, roles, warnings)
+
+
+def require_free_names(run: Run) -> None:
+    """Refuse domains with the names that images get with a watermark, with a key, or without it.
+
+    Args:
+        run: The run.
+
+    Raises:
+        InputError: Names the domain.
+    """
+    names = list(measured_by(run).domains)
+    taken = [WATERMARK] if run.watermark is not None else []
+    if run.key is not None:
+        taken += [NO_KEY, *(f"{name}{KEYED}" for name in names)]
+    for name in taken:
+        if name in names:
+            table = "watermark" if name == WATERMARK else "key"
+            raise InputError(f"protect: {table}: a domain is named {name!r}, which marked images get; rename it")
+
+
+def _with_marks(
+    run: Run, tests: Mapping[str, Domain], roles: tuple[str, ...], loaded: LoadedModel
+) -> tuple[dict[str, Domain], tuple[str, ...]]:
+    """Return what is measured, and what of it counts as authorized: with a key all, with it and without it."""
+    name = next(iter((run.data or DataTable()).authorized or {}), "")
+    shown = dict(tests)
+    if run.key is not None:
+        keyed = {f"{one}{KEYED}": marked(test, run.key, image=loaded.image) for one, test in tests.items()}
+        shown, roles, name = {**keyed, **tests}, tuple(f"{one}{KEYED}" for one in roles), f"{name}{KEYED}"
+    if run.watermark is not None:
+        shown[WATERMARK] = marked(shown[name], run.watermark, image=loaded.image)
+    return shown, roles
 
 
 def _warned(run: Run, measured: Measured, note: Callable[[str], None]) -> tuple[str, ...]:

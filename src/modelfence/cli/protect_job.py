@@ -14,7 +14,7 @@ from modelfence.cli.console import Advance, Console
 from modelfence.cli.engine import is_first, joined_fabric
 from modelfence.cli.measured import measured_by
 from modelfence.cli.output import Output, refuse_inside
-from modelfence.cli.protect_data import RunData, load_data
+from modelfence.cli.protect_data import RunData, load_data, require_free_names
 from modelfence.cli.reference import load
 from modelfence.cli.runfile import Run
 from modelfence.cli.tables import DataTable
@@ -32,7 +32,7 @@ from modelfence.report.proxies import agreement_of
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-_TABLES = ("model", "image", "data", "method", "watermark", "evaluate", "output")
+_TABLES = ("model", "image", "data", "method", "watermark", "key", "evaluate", "output")
 
 
 def protect_model(run: Run, console: Console, *, resume: bool = False, force: bool = False) -> dict[str, Any]:
@@ -89,11 +89,11 @@ def _method(run: Run) -> tuple[Method, LearnConfig]:
         "authorized": data.authorized is not None,
         "unauthorized": data.unauthorized is not None,
     }
-    if run.watermark is not None and data.authorized is None:
-        raise InputError("protect: watermark: the authorized images get the mark; give data.authorized too")
-    if run.watermark is not None and "watermark" in measured_by(run).domains:
-        raise InputError("protect: watermark: a domain has that name, which the marked images get; call it otherwise")
-    return method_for(run.method, given, marked=run.watermark is not None)
+    if run.marked and data.authorized is None:
+        table = "key" if run.watermark is None else "watermark"
+        raise InputError(f"protect: {table}: the authorized images get the mark; give data.authorized too")
+    require_free_names(run)
+    return method_for(run.method, given, marked=run.marked)
 
 
 def _run(
@@ -124,7 +124,11 @@ def _run(
             "authorized": list(tables.authorized or {}),
             "unauthorized": list(tables.unauthorized or {}),
             "agreement": agreement_of(protection.measured),
-            **({} if run.watermark is None else {"watermark": run.watermark.to_dict()}),
+            **{
+                name: mark.to_dict()
+                for name, mark in (("watermark", run.watermark), ("key", run.key))
+                if mark is not None
+            },
             "seconds": {"learning": round(learning, 1), "measuring": round(measuring, 1)},
             "peak_memory_mib": peak_memory_mib(),
         },
@@ -151,7 +155,8 @@ def _learn(
     """Learn the mask, or retrain; return the seconds it took and the result."""
     start = time.monotonic()
     each = isinstance(config, MaskConfig) and config.masks == "one_each"
-    names = [*data.unauthorized, *([] if run.watermark is None else ["the watermark"])]
+    marks = {"the images without the key": run.key, "the watermark": run.watermark}
+    names = [*data.unauthorized, *(name for name, mark in marks.items() if mark is not None)]
     against = ", ".join(names) if len(names) <= 2 else f"{len(names)} domains"
     what = "learning a mask" if isinstance(config, MaskConfig) else "retraining the model"
 
@@ -169,6 +174,7 @@ def _learn(
             image=loaded.image,
             method=config,
             ownership=run.watermark,
+            key=run.key,
             watch=data.watch or None,
             output=output.work,
             resume=output.resume,

@@ -28,6 +28,7 @@ SECTIONS: Mapping[str, type] = {
     "train": TrainConfig,
     "method": LearnConfig,
     "watermark": Watermark,
+    "key": Watermark,
     "evaluate": EvaluateTable,
     "output": OutputTable,
 }
@@ -44,6 +45,7 @@ class Run:
         train: How a source model is trained.
         method: How it is learned; the name chooses the class, or else the domains do.
         watermark: A mark that the model shall fail on.
+        key: A mark that the model shall need.
         evaluate: How models are measured.
         output: Where results go.
     """
@@ -54,8 +56,14 @@ class Run:
     train: TrainConfig = field(default_factory=TrainConfig)
     method: LearnConfig | None = None
     watermark: Watermark | None = None
+    key: Watermark | None = None
     evaluate: EvaluateTable = field(default_factory=EvaluateTable)
     output: OutputTable | None = None
+
+    @property
+    def marked(self) -> bool:
+        """Whether the authorized images with a watermark, or without a key, are unauthorized."""
+        return self.watermark is not None or self.key is not None
 
     def tables(self, *names: str) -> Tables:
         """Return tables of the run as TOML values, every default written out that has an effect.
@@ -171,7 +179,7 @@ def _chosen(tables: Tables) -> Tables:
     """Return name and recipe of the method: what its table says, or else those of the setting that the domains make."""
     method, data = (table if isinstance(table := tables.get(name), dict) else {} for name in ("method", "data"))
     given = {name: name in data for name in ("authorized", "unauthorized")}
-    config = method_for(None, given, marked="watermark" in tables)[1]
+    config = method_for(None, given, marked="watermark" in tables or "key" in tables)[1]
     usual = {"name": type(config).__name__, "recipe": "default" if "name" in method else config.recipe}
     return {key: method.get(key, value) for key, value in usual.items()}
 

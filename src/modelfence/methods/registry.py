@@ -95,7 +95,8 @@ def method_for(config: object | None, given: Mapping[str, bool], *, marked: bool
     Args:
         config: A configuration object, or None.
         given: Whether "authorized" and "unauthorized" were given.
-        marked: Whether the authorized images with a watermark are unauthorized, beside what was given or alone.
+        marked: Whether the authorized images with a watermark, or without a key, are unauthorized, beside what was
+            given or alone.
 
     Returns:
         The method, and its configuration.
@@ -123,8 +124,8 @@ def method_for(config: object | None, given: Mapping[str, bool], *, marked: bool
         if there and name not in (*found.needs, *found.takes):
             if marked:
                 raise InputError(
-                    f"{type(config).__name__} learns no marks: leave ownership= out, or choose a method that takes "
-                    "authorized= and unauthorized="
+                    f"{type(config).__name__} learns no marks: leave ownership= and key= out, or choose a method that "
+                    "takes authorized= and unauthorized="
                 )
             raise InputError(
                 f"{type(config).__name__} works without {name}=: leave it out (watch= measures a domain without using "
