@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelfence.report.labels import beside, shorten, shorten_path, spread
+from modelfence.evaluation.text import shorten
+from modelfence.report.labels import beside, shorten_path, spread
 
 
 @given(st.text(max_size=40), st.integers(9, 30))

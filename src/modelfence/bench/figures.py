@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelfence.bench import paper
+from modelfence.evaluation.text import shorten
 from modelfence.report import style
-from modelfence.report.labels import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

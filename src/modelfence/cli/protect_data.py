@@ -114,7 +114,8 @@ def _with_marks(
     shown = dict(tests)
     if run.key is not None:
         keyed = {f"{one}{KEYED}": marked(test, run.key, image=loaded.image) for one, test in tests.items()}
-        shown, roles, name = {**keyed, **tests}, tuple(f"{one}{KEYED}" for one in roles), f"{name}{KEYED}"
+        roles, name = tuple(f"{one}{KEYED}" for one in roles), f"{name}{KEYED}"
+        shown = {**{one: keyed[one] for one in roles}, **tests, **keyed}
     if run.watermark is not None:
         shown[WATERMARK] = marked(shown[name], run.watermark, image=loaded.image)
     return shown, roles

@@ -52,9 +52,29 @@ def as_text(evaluation: "Evaluation") -> str:
     return "\n".join([*table, "", *_summary(evaluation, compared, refresh), *_footnotes(evaluation)]).rstrip()
 
 
+def shorten(name: str, most: int = 26) -> str:
+    """Cut the middle out of a long name.
+
+    Args:
+        name: Any text.
+        most: Characters kept at most, at least 9.
+
+    Returns:
+        The name, or its head and tail around three dots.
+
+    Example:
+        >>> shorten("a domain with a long name", most=15)
+        'a do...ong name'
+    """
+    if len(name) <= most:
+        return name
+    head = (most - 3) // 3
+    return f"{name[:head]}...{name[head + 3 - most :]}"
+
+
 def _line(cells: list[tuple[str, int]]) -> str:
     name, *rest = cells
-    left = name[0] if len(name[0]) <= name[1] else name[0][: name[1] - 3] + "..."
+    left = shorten(*name)
     return (left.ljust(name[1]) + "".join(text.rjust(width) for text, width in rest)).rstrip()
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from modelfence.evaluation.result import Evaluation
 from modelfence.evaluation.scores import DomainScore
+from modelfence.evaluation.text import shorten
 from modelfence.report import style
-from modelfence.report.labels import beside, shorten, shorten_path, spread
+from modelfence.report.labels import beside, shorten_path, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,25 +3,7 @@
 import re
 from collections.abc import Sequence
 
-
-def shorten(name: str, most: int = 26) -> str:
-    """Cut the middle out of a long name.
-
-    Args:
-        name: Any text.
-        most: Characters kept at most, at least 9.
-
-    Returns:
-        The name, or its head and tail around three dots.
-
-    Example:
-        >>> shorten("a domain with a long name", most=15)
-        'a do...ong name'
-    """
-    if len(name) <= most:
-        return name
-    head = (most - 3) // 3
-    return f"{name[:head]}...{name[head + 3 - most :]}"
+from modelfence.evaluation.text import shorten
 
 
 def shorten_path(name: str, most: int = 28) -> str:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from modelfence.evaluation.text import percent
+from modelfence.evaluation.text import percent, shorten
 from modelfence.report import style
-from modelfence.report.labels import shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from modelfence.evaluation.text import percent
+from modelfence.evaluation.text import percent, shorten
 from modelfence.report import style
 from modelfence.report.figures import strip
-from modelfence.report.labels import shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
