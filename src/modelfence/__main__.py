@@ -8,9 +8,10 @@ _STOPPED = 130
 
 
 def main() -> None:
-    """Run the command; Ctrl-C ends it with one line however early it comes."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    """Run the command; Ctrl-C and SIGTERM end it with one line however early they come."""
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is default:
+            signal.signal(number, _interrupt)
     try:
         from modelfence.cli.main import main as run
 
@@ -19,14 +20,14 @@ def main() -> None:
         _stop()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_: int, frame: FrameType | None) -> None:
     """Raise ``KeyboardInterrupt``, or end at once inside an import: libraries don't survive it there."""
     inner = frame
     while inner is not None:
         if inner.f_code.co_filename.startswith("<frozen importlib"):
             _stop()
         inner = inner.f_back
-    signal.default_int_handler(number, frame)
+    raise KeyboardInterrupt
 
 
 def _stop() -> None:

@@ -1,7 +1,10 @@
-"""The command, killed by SIGKILL while images are made and while the mask is learned, ends with the same files."""
+"""The command, killed or ended while images are made and while the mask is learned, loses nothing."""
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,3 +73,24 @@ def test_a_command_killed_at_any_stage_goes_on_to_the_same_files(tmp_path: Path,
     for now, then in zip(history, learned, strict=False):
         assert now["seconds"] == then["seconds"]  # not learned anew
     assert (killed / "out/mask/mask.safetensors").read_bytes() == (whole / "out/mask/mask.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_ended_while_images_are_made_says_how_to_go_on(
+    tmp_path: Path, source: Path, number: signal.Signals
+) -> None:
+    """Between the first message of a generator's fit and its last, as a scheduler does it."""
+    values = {**QUICK, "method.restyled": "64", "method.generator_steps": "400"}
+    sets = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    arguments = ["protect", "--model", str(source), "--unauthorized", "font_digits", *sets, "--output", "out"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "modelfence", *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + processes.SECONDS
+    while not (tmp_path / "out/unfinished").is_dir() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=processes.SECONDS)
+    assert process.returncode == 130, said
+    assert "what was done is in out: go on with --resume" in said.splitlines()[-1]
+    assert (tmp_path / "out/unfinished/run.toml").is_file()

@@ -1,5 +1,7 @@
 import csv
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,13 +51,35 @@ def test_an_outsider_s_answers_give_the_verdict_of_the_weights(
     assert verdict.holds
 
 
+def assert_named(folder: Path, count: int) -> None:
+    """Names of one export, numbered."""
+    names = sorted(path.stem for path in folder.iterdir())
+    export = names[0].partition("-")[0]
+    assert re.fullmatch("[0-9a-f]{8}", export)
+    assert names == [f"{export}-{number:05d}" for number in range(count)]
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"images": 40}, {"watermark": Watermark("visda")}])
+def test_answers_to_another_export_are_refused(tmp_path: Path, clean: IndexedDomain, other: dict[str, Any]) -> None:
+    key, another = (
+        export_queries(clean, folder=tmp_path / name, **{"watermark": MARK, "images": 60, **given})
+        for name, given in (("one", {}), ("two", other))
+    )
+    names = [line.split(",")[0] for line in key.read_text().splitlines()[1:]]
+    answers = tmp_path / "answers.csv"
+    answers.write_text("image,clean,marked\n" + "".join(f"{name},0,0\n" for name in names))
+    assert len(read_predictions(answers, key)) == 60
+    with pytest.raises(InputError, match=f"image {names[0]!r} isn't in .*labels.csv; answer the images"):
+        read_predictions(answers, another)
+
+
 def test_names_and_order_of_the_queries_don_t_give_labels_away(tmp_path: Path, clean: IndexedDomain) -> None:
     assert clean.labels is not None
     by_class = clean.subset(clean.labels.argsort())
     key = export_queries(by_class, MARK, tmp_path, images=60)
     labels = [int(line.split(",")[1]) for line in key.read_text().splitlines()[1:]]
     assert labels != sorted(labels)
-    assert sorted(path.stem for path in (tmp_path / "queries/clean").iterdir()) == [f"{n:05d}" for n in range(60)]
+    assert_named(tmp_path / "queries/clean", 60)
     assert "label" not in (tmp_path / "queries/queries.csv").read_text()
 
 
@@ -79,9 +103,10 @@ def test_new_queries_leave_nothing_of_earlier_ones(tmp_path: Path, clean: Indexe
     export_queries(clean, MARK, tmp_path, images=60)
     (tmp_path / "queries/read me.txt").write_text("kept")
     (tmp_path / "labels.csv").unlink()  # as if the earlier one had been killed
+    (tmp_path / "queries/clean/00007.png").write_bytes(b"named as images once were")
     key = export_queries(clean, MARK, tmp_path, images=20, force=True)
     for kind in ("clean", "marked"):
-        assert sorted(path.stem for path in (tmp_path / "queries" / kind).iterdir()) == [f"{n:05d}" for n in range(20)]
+        assert_named(tmp_path / "queries" / kind, 20)
     assert len(key.read_text().splitlines()) == 21
     assert (tmp_path / "queries/read me.txt").read_text() == "kept"
 

@@ -15,6 +15,7 @@ from modelfence.data.sources import as_domain
 from modelfence.data.splits import permutation
 from modelfence.errors import InputError
 from modelfence.files import atomic_write, prepare_output, require_empty, usable_path
+from modelfence.masking.digest import digest_of_tensors
 from modelfence.ownership.answers import Answers
 from modelfence.ownership.watermark import Watermark
 from modelfence.results import remove
@@ -22,7 +23,7 @@ from modelfence.results import remove
 QUERIES, LIST, KEY = "queries", "queries.csv", "labels.csv"
 _HEADERS = {f"{QUERIES}/{LIST}": ("image", "clean", "marked"), KEY: ("image", "label")}
 _NO_LABELS = "has no column label; give --labels labels.csv, the key written with the queries, or add that column"
-_IMAGE = re.compile(r"(clean|marked)/\d{5,}\.png")
+_IMAGE = re.compile(r"(clean|marked)/([0-9a-f]{8}-)?\d{5,}\.png")
 
 
 def export_queries(
@@ -37,9 +38,10 @@ def export_queries(
 ) -> Path:
     """Write image pairs for somebody else to show to a model.
 
-    ``folder/queries/`` is handed out: ``clean/00000.png``, ``marked/00000.png`` and so on, in random order, and
-    ``queries.csv`` with the columns image, clean and marked, the latter two being paths. The answer is the same file
-    with a class in place of each path. ``folder/labels.csv`` is the key and stays with the owner.
+    ``folder/queries/`` is handed out: ``clean/<export>-00000.png``, ``marked/<export>-00000.png`` and so on, in random
+    order, and ``queries.csv`` with the columns image, clean and marked, the latter two being paths. The answer is the
+    same file with a class in place of each path. The name of an export follows from its pixels.
+    ``folder/labels.csv`` is the key and stays with the owner.
 
     Args:
         domain: Labelled images, as for :func:`modelfence.ownership.verification.verify`; they are written at its size.
@@ -77,7 +79,8 @@ def export_queries(
     shown = {"clean": clean, "marked": watermark.apply(clean)}
     prepare_output(root, force=force)
     remove(earlier)
-    names = [f"{number:05d}" for number in range(len(labels))]
+    export = digest_of_tensors(shown)[:8]  # so that answers to others don't fit
+    names = [f"{export}-{number:05d}" for number in range(len(labels))]
     rows = [(name, f"clean/{name}.png", f"marked/{name}.png") for name in names]
     atomic_write(root / QUERIES / LIST, _table(_HEADERS[f"{QUERIES}/{LIST}"], rows))
     for kind, pixels in shown.items():
