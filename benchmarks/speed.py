@@ -5,6 +5,7 @@ by pair. Peak memory is measured in processes of their own: what the resident se
 five.
 
     python benchmarks/speed.py --output benchmarks/results/speed.json
+    python benchmarks/speed.py --only precisions --rounds 7 --output benchmarks/results/speed-xeon.json
 """
 
 import argparse
@@ -180,6 +181,7 @@ def main():
     parser.add_argument("--output", type=Path, default=RESULTS / "speed.json")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--only", choices=["precisions"], help="bfloat16 beside float32 alone")
     parser.add_argument("--probe", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
@@ -187,6 +189,11 @@ def main():
         return
     rows = []
     for name in options.networks:
+        row = in_turn(mask_step(name, "bf16"), mask_step(name, "fp32"), options.rounds)
+        rows.append({"compare": "bfloat16 / float32 paper step", "network": name, "precision": "both", **row})
+        report(rows[-1])
+        if options.only:
+            continue
         for precision in PRECISIONS:
             row = in_turn(mask_step(name, precision), finetune_step(name, precision), options.rounds)
             peak = [memory(kind, name, precision) for kind in ("mask", "finetune")]

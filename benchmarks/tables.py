@@ -229,12 +229,13 @@ def pairs(cells):
 
 
 def speed():
-    path = RESULTS / "speed.json"
-    if not path.exists():
-        return
-    found = json.loads(path.read_text())
+    for path in sorted(RESULTS.glob("speed*.json"), key=lambda path: (len(path.name), path.name)):
+        yield from speed_on(json.loads(path.read_text()))
+
+
+def speed_on(found):
     machine = found["machine"]
-    yield "## Speed\n"
+    yield f"## Speed, {machine['processor']}\n"
     yield (
         f"`python benchmarks/speed.py`: batch {found['batch']}, two steps in turn, median of the ratios pair by pair; "
         "peak memory is the median of five processes each. "
@@ -250,6 +251,7 @@ def speed():
             f"| {row['compare']} | {row['network']} | {row['precision']} | {row['ratio']:.2f} x "
             f"| {low:.2f}-{high:.2f} | {rates} | {peak} |"
         )
+    yield ""
 
 
 def source_free():
@@ -368,7 +370,7 @@ def rivals():
 def main():
     found = read_cells()
     text = "\n".join(
-        [HEAD, *speed(), "", *source_free(), *ownership(), *keys(), *rivals(), *trade_off(found), "", *quality(found)]
+        [HEAD, *speed(), *source_free(), *ownership(), *keys(), *rivals(), *trade_off(found), "", *quality(found)]
     )
     atomic_write(PAGE, text.rstrip() + "\n")
     print(PAGE)

@@ -13,8 +13,20 @@ from modelfence.models.training import TrainConfig, train
 from modelfence.models.zoo import create_model
 
 
-@pytest.mark.parametrize(("bf16", "amx", "expected"), [(1, 0, "bf16"), (0, 1, "bf16"), (0, 0, "fp32")])
-def test_processors_with_bf16_instructions_use_them(monkeypatch, bf16, amx, expected):
+@pytest.mark.parametrize(
+    ("name", "bf16", "amx", "expected"),
+    [
+        ("AMD EPYC", 1, 0, "bf16"),
+        ("AMD EPYC", 0, 0, "fp32"),
+        ("Intel(R) Xeon(R) Processor", 1, 1, "bf16"),
+        ("Intel(R) Xeon(R) Processor", 1, 0, "fp32"),
+        ("Intel64 Family 6 Model 207 Stepping 2, GenuineIntel", 1, 0, "fp32"),
+        ("", 1, 0, "bf16"),
+        ("", 0, 1, "bf16"),
+    ],
+)
+def test_processors_with_fast_bf16_use_it(monkeypatch, name, bf16, amx, expected):
+    monkeypatch.setattr("modelfence.models.autocast.processor", lambda: name)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(bf16), raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: bool(amx), raising=False)
     assert default_precision("cpu") == expected

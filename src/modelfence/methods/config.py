@@ -40,7 +40,8 @@ class LearnConfig:
         scale: "mean": cross-entropies are means over images; "elementwise": over images and classes, as in the code
             that NTL and CUTI published, which makes the bound ``limit`` times the number of classes in the former
             units. (The same factor on all terms isn't applied: Adam doesn't notice it.)
-        precision: "auto": bfloat16 where the processor computes it natively.
+        precision: "auto": bfloat16 on devices that are taken to be faster in it; see
+            :func:`modelfence.models.autocast.default_precision`.
         seed: Of the order of the images, and of whatever else is drawn; 0 to 2**53.
     """
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,14 +18,15 @@ Resolved = Literal["fp32", "bf16"]
 
 
 def default_precision(device: torch.device | str = "cpu") -> Resolved:
-    """Return the faster precision that a device computes natively.
+    """Return the precision that a device is taken to learn faster in.
 
     Args:
         device: Where the model runs.
 
     Returns:
-        ``"bf16"`` on CPUs with AVX512-BF16 or AMX instructions and on CUDA devices with native bfloat16,
-        ``"fp32"`` everywhere else.
+        ``"bf16"`` on CPUs with AMX, on those with AVX512-BF16 that aren't Intel's, and on CUDA devices with native
+        bfloat16; ``"fp32"`` everywhere else. An Intel Xeon with AVX512-BF16 alone, as many virtual machines show it,
+        learned more slowly in bfloat16 (``benchmarks/speed.py``).
 
     Example:
         >>> default_precision("cpu") in ("bf16", "fp32")
@@ -32,9 +35,27 @@ def default_precision(device: torch.device | str = "cpu") -> Resolved:
     kind = torch.device(device).type
     if kind == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    if kind == "cpu" and (_cpu_has("_is_avx512_bf16_supported") or _cpu_has("_is_amx_tile_supported")):
+    if kind == "cpu" and _cpu_has("_is_amx_tile_supported"):
+        return "bf16"
+    if kind == "cpu" and _cpu_has("_is_avx512_bf16_supported") and "intel" not in processor().lower():
         return "bf16"
     return "fp32"
+
+
+@functools.cache
+def processor() -> str:
+    """Return the name of the CPU, empty where it can't be had.
+
+    Example:
+        >>> isinstance(processor(), str)
+        True
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def resolve_precision(precision: str, device: torch.device | str = "cpu") -> Resolved:
