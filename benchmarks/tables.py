@@ -55,6 +55,7 @@ the source without BatchNorm too, "image_filter50" judged neighbours image by im
 300 steps, "100steps" fitted the generators for 100; the other source-free ones of vgg11 took 450 steps where the
 default without BatchNorm takes 900, and "weight8" differs in nothing else. "limit2" ends the unlearning of an image at
 2 nats, not at the log of the classes + 0.2 (2.5). "so": source only, unlabelled source images.
+Seed 1 of digits-vgg11-sf-default lacks svhn > mnist_m.
 Older cells have `null` for settings that were the recipe's (the weight of the agreement is that of the name, or 8).
 
 Means are over pairs whose target stood at least 5 points above chance before (balanced accuracy); the others have

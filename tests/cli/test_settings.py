@@ -339,7 +339,7 @@ def test_a_run_killed_while_it_synthesizes_goes_on(
     ],
 )
 def test_a_mark_makes_rows_of_the_table(
-    protect: Protect, table: str, rows: list[tuple[str, str]], learned: str
+    protect: Protect, invoke: Invoke, trained: Path, table: str, rows: list[tuple[str, str]], learned: str
 ) -> None:
     Path("run.toml").write_text(
         f'[data]\nauthorized = "sklearn_digits"\n[{table}]\nkind = "digits"\nvalue = 80\n[output]\nfolder = "out"\n'
@@ -355,6 +355,9 @@ def test_a_mark_makes_rows_of_the_table(
     assert tomllib.loads(Path("out/run.toml").read_text())[table] == report[table]
     assert protect("--resume").exit_code == 0
     assert protect("--resume", "--set", f"{table}.value=81").exit_code == 2
+    shown = {f"{table}.kind": "digits", f"{table}.value": 80, **{key: TINY[key] for key in TINY if "evaluate" in key}}
+    again = invoke("evaluate", "out", "sklearn_digits", "--before", trained, "--json", *sets(shown))
+    assert json.loads(again.stdout) == report["evaluation"]
 
 
 def test_a_retrained_model_has_no_mask(protect: Protect, invoke: Invoke) -> None:

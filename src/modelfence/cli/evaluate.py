@@ -33,9 +33,11 @@ def command(
     \b
     modelfence evaluate out/ mnist usps --before sl/
     modelfence evaluate sl/ mnist --set evaluate.limit=1000
+    modelfence evaluate out/ mnist --set key.kind=digits
     """
     import torch
 
+    from modelfence.cli.marks import require_free_names, with_marks
     from modelfence.cli.measured import Measured, labelled_in, measured_by, role_warning
     from modelfence.cli.parts import load_test, note_undivided
     from modelfence.cli.reference import description, load, load_before, named_domains, output_hint, run_of
@@ -53,6 +55,8 @@ def command(
     loaded = load(run.model, run.image, model)
     measured = measured if given else measured.with_origin(loaded.extra)
     note_undivided(measured.domains, console)
+    require_free_names(run, measured.domains)
+    roles = list(authorized or measured.authorized) or list(measured.domains)[: bool(given)]
     tests = {name: load_test(name, text, loaded.image, loaded.classes) for name, text in measured.domains.items()}
     check_class_names(list(tests.values()), loaded.extra.get("class_names"))
     console.note(f"measuring {description(run.model)}")
@@ -60,11 +64,12 @@ def command(
         console.note(f"  {hint}")
     if given is None and not authorized and (warning := role_warning(run, measured)) is not None:
         console.note(f"  {WARNING}{warning}")
+    shown, roles = with_marks(run, tests, roles, loaded.image)
     table = evaluate(
         loaded.model,
-        tests,
+        shown,
         before=load_before(before, loaded).model if before else None,
-        authorized=list(authorized or measured.authorized) or (None if given else []),
+        authorized=roles,
         limit=run.evaluate.limit,
         batch_size=run.evaluate.batch_size,
         refresh_images=run.evaluate.refresh_images,

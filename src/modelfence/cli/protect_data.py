@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from modelfence.cli.marks import with_marks
 from modelfence.cli.measured import Measured, labelled_in, measured_by, role_warning
 from modelfence.cli.parts import Parts, load_images, load_parts, load_test
 from modelfence.cli.runfile import Run
@@ -12,7 +13,6 @@ from modelfence.data.domain import Domain, IndexedDomain
 from modelfence.errors import InputError
 from modelfence.methods.loop import WARNING
 from modelfence.models.load import LoadedModel
-from modelfence.ownership.marked import KEYED, NO_KEY, WATERMARK, marked
 
 
 @dataclass(frozen=True)
@@ -83,42 +83,8 @@ def load_data(run: Run, loaded: LoadedModel, *, labels: bool, note: Callable[[st
             raise InputError(f"domain {name!r} has no labels; what is watched or evaluated needs them")
         del tests[name]
     check_class_names(list(tests.values()), loaded.extra.get("class_names"))
-    shown, roles = _with_marks(run, tests, tuple(name for name in measured.authorized if name in tests), loaded)
-    return RunData(source, targets, watched, shown, roles, warnings)
-
-
-def require_free_names(run: Run) -> None:
-    """Refuse domains with the names that images get with a watermark, with a key, or without it.
-
-    Args:
-        run: The run.
-
-    Raises:
-        InputError: Names the domain.
-    """
-    names = list(measured_by(run).domains)
-    taken = [WATERMARK] if run.watermark is not None else []
-    if run.key is not None:
-        taken += [NO_KEY, *(f"{name}{KEYED}" for name in names)]
-    for name in taken:
-        if name in names:
-            table = "watermark" if name == WATERMARK else "key"
-            raise InputError(f"protect: {table}: a domain is named {name!r}, which marked images get; rename it")
-
-
-def _with_marks(
-    run: Run, tests: Mapping[str, Domain], roles: tuple[str, ...], loaded: LoadedModel
-) -> tuple[dict[str, Domain], tuple[str, ...]]:
-    """Return what is measured, and what of it counts as authorized: with a key all, with it and without it."""
-    name = next(iter((run.data or DataTable()).authorized or {}), "")
-    shown = dict(tests)
-    if run.key is not None:
-        keyed = {f"{one}{KEYED}": marked(test, run.key, image=loaded.image) for one, test in tests.items()}
-        roles, name = tuple(f"{one}{KEYED}" for one in roles), f"{name}{KEYED}"
-        shown = {**{one: keyed[one] for one in roles}, **tests, **keyed}
-    if run.watermark is not None:
-        shown[WATERMARK] = marked(shown[name], run.watermark, image=loaded.image)
-    return shown, roles
+    shown, roles = with_marks(run, tests, [name for name in measured.authorized if name in tests], loaded.image)
+    return RunData(source, targets, watched, shown, tuple(roles), warnings)
 
 
 def _warned(run: Run, measured: Measured, note: Callable[[str], None]) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ import torch
 from modelfence.artifact import Artifact, peak_memory_mib, read_report, write_artifact
 from modelfence.cli.console import Advance, Console
 from modelfence.cli.engine import is_first, joined_fabric
+from modelfence.cli.marks import require_free_names
 from modelfence.cli.measured import measured_by
 from modelfence.cli.output import Output, refuse_inside
-from modelfence.cli.protect_data import RunData, load_data, require_free_names
+from modelfence.cli.protect_data import RunData, load_data
 from modelfence.cli.reference import load
 from modelfence.cli.runfile import Run
 from modelfence.cli.tables import DataTable
@@ -92,7 +93,7 @@ def _method(run: Run) -> tuple[Method, LearnConfig]:
     if run.marked and data.authorized is None:
         table = "key" if run.watermark is None else "watermark"
         raise InputError(f"protect: {table}: the authorized images get the mark; give data.authorized too")
-    require_free_names(run)
+    require_free_names(run, measured_by(run).domains)
     return method_for(run.method, given, marked=run.marked)
 
 
