@@ -25,8 +25,8 @@ def default_precision(device: torch.device | str = "cpu") -> Resolved:
 
     Returns:
         ``"bf16"`` on CPUs with AMX, on those with AVX512-BF16 that aren't Intel's, and on CUDA devices with native
-        bfloat16; ``"fp32"`` everywhere else. An Intel Xeon with AVX512-BF16 alone, as many virtual machines show it,
-        learned more slowly in bfloat16 (``benchmarks/speed.py``).
+        bfloat16; ``"fp32"`` everywhere else. An Intel Xeon with AVX512-BF16 and without AMX (a
+        virtual machine) learned more slowly in bfloat16 (``benchmarks/speed.py``).
 
     Example:
         >>> default_precision("cpu") in ("bf16", "fp32")
